@@ -128,10 +128,10 @@ def _erase(config: Config) -> None:
 
 
 class LoopRecord:
-    """The record that the agent's loop turns; an extension has one that other programs can read."""
+    """Liveness of the agent's loop; an extension records it in a file that other programs can read."""
 
     def beat(self) -> None:
-        """Record it, every few seconds at most."""
+        """Record that the loop runs, every few seconds at most."""
 
     def close(self) -> None:
         """Record the end."""
@@ -141,9 +141,9 @@ class LoopRecord:
 def opened_device(
     config: Config, *, stopping: Callable[[], bool], streams: Callable[[Manifest], Container[str]]
 ) -> Iterator[tuple[Client, tuple[Client, ...]]]:
-    """Open the device's client; and all clients, where it takes part in several runs.
+    """Open the client of a device, and the clients of all its participations.
 
-    Of several, an extension makes one that does with all what the agent does with a client.
+    An extension combines the clients of several participations into one.
 
     Raises:
         ConfigError: There are several, perhaps former, and no extension for them.

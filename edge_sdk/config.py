@@ -221,7 +221,7 @@ class Config:
         return self.id if self.state.parent.name == PARTICIPATIONS else ""
 
     def guarded(self, guarantee: str) -> str:
-        """Return what protects the readings: nothing leaves a device alone."""
+        """Return the privacy guarantee of the readings; a device alone sends nothing."""
         if not self.is_alone:
             return guarantee
         is_given = self.privacy != SENDS_NOTHING

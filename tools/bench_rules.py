@@ -29,7 +29,7 @@ CHILD = Path(__file__).with_name("rule_cases.py")
 PEERS = ("byzfl", "byzpy", "krum", "flower (old)", "flower (new)")
 SIZES = "10x42003,100x42003,1000x42003,100x1000000"
 PRODUCTS = frozenset({"krum", "multi_krum", "bulyan", "nnm, mean", "nnm, rows written out"})
-"""What is bound by n² d multiplications; everything else by reading the rows."""
+"""Cases bound by n² d multiplications; all others are bound by reading the rows."""
 
 
 @dataclass
@@ -47,7 +47,7 @@ class Found:
     absent: dict[str, str] = field(default_factory=dict)
 
     def seconds(self, library: str, case: str) -> float | None:
-        """Return the time that counts, or None where there is none."""
+        """Return the relevant time (processor for one thread, else wall), or None without a measurement."""
         said = self.cases.get(library, {}).get(case, {})
         found = said.get("cpu" if self.threads == 1 else "wall")
         return None if found is None else float(found)

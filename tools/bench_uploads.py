@@ -46,7 +46,7 @@ from firmware_sim.fleet.processes import processor_seconds
 
 HEARD = ("up/offer", "up/update", "down/grant", "down/have", "down/refusal", "down/receipt")
 STATES = ("offered", "refused", "granted", "inline")
-"""What an update waits for: an answer, the end of a refusal's wait, its chunks, a receipt."""
+"""States of a waiting update: for an answer, the end of a retry delay, its chunks, a receipt."""
 
 _LOOK = 0.25  # s between two looks at the processes
 _NEXT = {"grant": "granted", "refusal": "refused", "offer": "offered", "update": "inline"}

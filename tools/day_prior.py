@@ -338,7 +338,7 @@ class Training:
         return median, next_coefficients(None, whole(first), penalty), sums, penalty
 
     def penalty_losses(self, sums: Sums) -> dict[float, float]:
-        """Return the mean error over devices after each penalty, by leaving out each device's kind."""
+        """Return the mean error over devices of each penalty, cross-validated by kind of device."""
         known = {penalty: left_out(sums, penalty) for penalty in PENALTIES}
         losses: dict[float, list[float]] = {penalty: [] for penalty in PENALTIES}
         for site, one, noise in self._each("penalties"):
@@ -349,7 +349,7 @@ class Training:
         return {penalty: float(np.mean(found)) for penalty, found in losses.items()}
 
     def calibrated(self, sums: Sums, penalty: float) -> Trained:
-        """Return spreads, residual days, share and strengths, seen by devices that were left out."""
+        """Return spreads, residual days, share and strengths, cross-validated by kind of device."""
         models = left_out(sums, penalty)
         ratios: list[Floats] = []
         blends: list[Floats] = []
@@ -421,7 +421,7 @@ class Training:
     def _strengths_of(
         self, site: Site, days: int, model: Floats, draw: np.random.Generator
     ) -> Floats:
-        """Return the losses after each strength of a device that is ``days`` old."""
+        """Return the loss of each strength for a device with ``days`` days of history."""
         every = origins_of(site, 1)
         last = every[(every >= (days + 1) * site.day) & (every < every[-1] - 7 * site.day)]
         now = int(draw.choice(last))
@@ -480,7 +480,7 @@ def left_out(sums: Sums, penalty: float) -> dict[str, Floats]:
 
 
 def trained(fleet: Sequence[Site], console: Console) -> Trained:
-    """Return the prior of a fleet, and what was seen on the way."""
+    """Return the prior of a fleet, with the figures of its training."""
     training = Training(fleet, console)
     median, expected, sums, penalty = training.solved()
     rest = training.calibrated(sums, penalty)

@@ -49,7 +49,7 @@ BEST = (
     ("centred_clipping", ""),
     ("fltrust", ""),
 )
-"""The five rules of E13 whose worst case is the least bad, with what stands before them."""
+"""The five rules of E13 with the best worst case, each with its pre-aggregation."""
 
 SIZES = (1, 63, 64, 65, 200)
 

@@ -45,7 +45,7 @@ COMMON = (
     (f"{EDGE}.link.mqtt:MqttLink.publish", "MQTT, both ways"),
     (f"{EDGE}.link.mqtt:MqttLink.acknowledge", "MQTT, both ways"),
 )
-"""Functions of both programs, and the activity that their time is counted under."""
+"""Functions of both programs, each with the activity of its time."""
 
 DEVICE = (
     (f"{EDGE}.training.model_runtime:ModelRuntime.learn", "local steps"),

@@ -61,7 +61,7 @@ class BoundRun:
     schedule: Schedule = field(default_factory=Schedule)  # when rounds begin
 
     def fault(self, update: Update) -> str:
-        """Return why a well-formed update cannot be of honest readings; empty if it can."""
+        """Return the property of a well-formed update that honest readings cannot produce; empty if there is none."""
         fault = METHODS[self.config.run.method].fault
         if fault is None:
             return ""

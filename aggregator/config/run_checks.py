@@ -88,7 +88,7 @@ def _steps(config: AggregatorConfig) -> list[Any]:
 
 
 def wrong(config: AggregatorConfig, key: str, why: str, *, hint: str = "") -> SettingsError:
-    """Return the error of a value that does not fit."""
+    """Return the error for an invalid value, with file and key."""
     return SettingsError(f"{config.file.name}: {key}: {why}", hint=hint)
 
 

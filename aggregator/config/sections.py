@@ -256,7 +256,7 @@ class AggregatorConfig:
         return section() if is_whole else None
 
     def needs(self, entry: ExtensionEntry, announced: Callable[[str], bytes]) -> bool:
-        """Return whether an extension is configured, or a topic's retained announcement of it is in force."""
+        """Return whether an extension is configured, or a retained announcement of it is in force."""
         kinds = entry.row.get("announces", ())
         return entry.is_configured(self.tables) or any(
             announced(common(self.fleet, kind)) for kind in kinds
@@ -280,7 +280,7 @@ class AggregatorConfig:
         )
 
     def read_from(self, file: Path) -> AggregatorConfig:
-        """Return this configuration, as read from a file; for a copy that is not shared yet."""
+        """Set the file that this configuration was read from, and return it; for a copy that is not shared yet."""
         object.__setattr__(self, "file", file)
         return self
 

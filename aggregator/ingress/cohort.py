@@ -52,7 +52,7 @@ class Cohort:
         return self.registry.shut_out() | outside
 
     def is_shut_out(self, device: str) -> bool:
-        """Return whether ``shut_out`` has this device, without a look at the others."""
+        """Return whether ``shut_out`` contains this device, without computing the set."""
         client = self.registry.client(device)
         return client is not None and (client.state != "enrolled" or not self.takes(device))
 

@@ -94,7 +94,7 @@ class Sending:
         return self._has == (1 << self.count) - 1
 
     def heard(self, having: bytes, window: int) -> None:
-        """Process a grant or a progress report: chunks received, and chunks that may be in flight.
+        """Process a grant or a progress report, which states the received chunks and the window.
 
         A report without a new chunk, or with a smaller window, signals a gap: every chunk in flight
         counts as lost. A report with fewer chunks than before comes from a receiver that restarted;

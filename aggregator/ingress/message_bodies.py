@@ -1,4 +1,4 @@
-"""Open and make the bodies of messages: clear ones, and those of the extension that encrypts them."""
+"""Encode and decode the bodies of messages: clear ones, and encrypted ones by an extension."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edge_sdk.protocol.messages import HelloMessage, ProtocolMessage
 
 
 class BodyCodec:
-    """Base class of what encrypts bodies; ``bodies`` in the row of its extension returns one."""
+    """Base class of a codec of encrypted bodies; ``bodies`` in the row of its extension returns one."""
 
     def decrypt(self, kind: str, sender: str, body: bytes) -> bytes:
         """Return the clear body of a verified message.
@@ -45,7 +45,7 @@ class BodyCodec:
         raise NotImplementedError
 
     def encoded(self, device: str, message: ProtocolMessage, key: bytes) -> tuple[str, bytes]:
-        """Return kind and body of a message to a device, under the answered hello's key or the recorded one."""
+        """Return kind and body of a message to a device, under the key of the answered hello or the recorded one."""
         raise NotImplementedError
 
 
@@ -58,7 +58,7 @@ class MessageBodies:
         self._codec: BodyCodec | None = None
 
     def follow(self, codec: Callable[[], BodyCodec], *, is_needed: bool) -> None:
-        """Use the codec of a configuration, from now on if it is needed, else from the first need."""
+        """Set the codec of a configuration: loaded now if it is needed, else when the first message needs it."""
         self._load = codec
         self._codec = codec() if is_needed or self._codec is not None else None
 
@@ -111,7 +111,7 @@ class MessageBodies:
         return b"" if self._codec is None else self._codec.key_of(device)
 
     def encoded(self, device: str, message: ProtocolMessage, key: bytes) -> tuple[str, bytes]:
-        """Return kind and body of what a device is sent for a message."""
+        """Return kind and body of a message to a device, encrypted if the device has a key."""
         if codec := self._needed(bool(key)):
             return codec.encoded(device, message, key)
         return message.kind, encode(message)

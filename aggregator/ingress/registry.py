@@ -304,7 +304,7 @@ class Registry:
         return found
 
     def outdated(self, announced: Mapping[str, bytes]) -> list[str]:
-        """Return the enrolled devices that have declined a bundle of a run, by name, that is announced no more."""
+        """Return the enrolled devices whose declined bundle of a run is no longer announced."""
         return sorted(
             device
             for device in self.enrolled() & self._declined.keys()

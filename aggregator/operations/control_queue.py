@@ -193,7 +193,7 @@ def check_orders(
     store: Any,  # noqa: ANN401 - as ``apply``
     before: Iterable[ControlOrder] = (),
 ) -> None:
-    """Refuse orders of which one cannot be carried out after those before it."""
+    """Refuse a list of orders if one cannot be carried out after its predecessors."""
     known = KnownDevices(store.devices.all())
     for one in before:
         _expect(one, known)

@@ -68,7 +68,7 @@ class ServerExtension:
         self.parts, self.config = parts, config
 
     def open(self) -> None:
-        """Begin to serve, when the daemon opens."""
+        """Start; called when the daemon opens."""
 
     def follow(self, config: AggregatorConfig) -> None:
         """Apply a checked configuration, which may have switched the extension off."""
@@ -103,11 +103,11 @@ class ServerExtension:
         """
 
     def receive(self, process: Process) -> None:
-        """Process the messages that arrived another way than over the link."""
+        """Process messages that did not arrive over the link, such as those of a queue."""
 
     @property
     def next_due(self) -> float | None:
-        """Return when the loop must turn again, monotonic seconds; None: with its own timers."""
+        """Return the time of the next due work, monotonic seconds; None if the loop's own timers suffice."""
         return None
 
     def on_turn(self) -> None:

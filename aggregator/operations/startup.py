@@ -81,7 +81,7 @@ def _not_offered(config: AggregatorConfig) -> set[str]:
 
 
 def started_broker(config: AggregatorConfig) -> Any:  # noqa: ANN401 - a BrokerProcess, imported late
-    """Return a broker that an extension finds or starts on this machine; None: its address is configured.
+    """Return a broker that an extension finds or starts on this machine; None if its address is configured.
 
     Raises:
         SettingsError: No extension starts one.

@@ -294,7 +294,7 @@ class RoundEngine:
 
     @property
     def steps_state(self) -> Any:  # noqa: ANN401 - the half's own
-        """Return the state as the steps of a round follow it: a round that waits is not open."""
+        """Return the state for the steps of a round, in which a waiting round is not open."""
         state: Any = self.state
         return replaced(state, is_open=False) if self.is_waiting and state.is_open else state
 

@@ -191,7 +191,7 @@ class RunDriver:
         return True
 
     def ready(self) -> set[str]:
-        """Return the enrolled devices that may have new data: all but those that reported too little."""
+        """Return the enrolled devices without a report of too few new readings."""
         least = self._engine.run.schedule.min_new
         reports = self._registry.metrics
         enrolled = self._registry.enrolled() - self.cohort.shut_out()

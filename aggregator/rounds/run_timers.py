@@ -61,7 +61,7 @@ class RoundStarts:
         return self.next(closed) > self.clock.wall()
 
     def waited(self, manifest: ModelMessage | None) -> bool:
-        """Return whether the last process waited, by its last manifest.
+        """Return whether the last process waited for the start of a round, by its last manifest.
 
         An operator's pause hides whether it did: then the closed rounds decide.
         """

@@ -57,7 +57,7 @@ class StoredMatrix(Protocol):
         """Return the number of rows."""
 
     def __getitem__(self, key: tuple[Picks, Picks], /) -> Values:
-        """Return some columns of some rows as an array; one of both may be an array of positions."""
+        """Return some columns of some rows as an array; rows or columns may be an array of positions."""
 
     def mapped(self, function: Callable[[Values], Values], count: int) -> Values | StoredMatrix:
         """Return the matrix of ``count`` rows that a function makes of every block of columns."""
@@ -208,7 +208,7 @@ class _SumOfRows:
         return (part if few else np.multiply(part, self.scale, out=part)), is_fit
 
     def of_block(self, block: Values) -> tuple[Matrix, bool]:
-        """Return the same of a block in memory."""
+        """Return the weighted sum of a block in memory, and whether it is finite."""
         return self(lambda group: block[group])
 
 

@@ -133,7 +133,7 @@ def dialect_of(db: Database) -> Dialect:
 
 
 def has_table(db: Database, name: str) -> bool:
-    """Return whether a database has a table, which an older one may lack that is only read."""
+    """Return whether a database has a table; an older one that is opened for reading may lack it."""
     found = db.execute(dialect_of(db).table, (name,)).fetchone()
     return found is not None and found[0] is not None
 

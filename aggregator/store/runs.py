@@ -156,7 +156,7 @@ class Runs(Table):
         return int(found or 0)
 
     def drop_closed(self, upto: int, held: Mapping[int, int]) -> None:
-        """Delete the closed rounds up to a position, of held runs up to their own position."""
+        """Delete the closed rounds up to a position; those of held runs up to a position of their own."""
         with self._writing() as db:
             others = (
                 ", ".join(map(str, held)) or "-1"

@@ -27,7 +27,7 @@ SqliteError = sqlite3.Error
 
 
 class ForeignFileError(Exception):
-    """A file of another program, or none that this one may create."""
+    """A file of another program, or a missing file that may not be created."""
 
 
 class NewerFileError(Exception):

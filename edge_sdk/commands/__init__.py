@@ -1,4 +1,4 @@
-"""Implement the subcommands of ``gridfed-edge`` that a device needs; here are the arguments that they share."""
+"""Implement the subcommands of ``gridfed-edge`` that every device needs, and define their shared arguments."""
 
 from __future__ import annotations
 

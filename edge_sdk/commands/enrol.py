@@ -31,7 +31,7 @@ from edge_sdk.store import end_wipe
 
 
 class EnrolmentWay(Protocol):
-    """A way to enrol that an extension gives."""
+    """Enrolment procedure of an extension."""
 
     @staticmethod
     def add_arguments(parser: ArgumentParser) -> None:

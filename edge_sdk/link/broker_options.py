@@ -225,7 +225,7 @@ class TlsContext(ssl.SSLContext):
             self.doubt_clock()
 
     def doubt_clock(self) -> None:
-        """Judge the dates of the next handshakes here, unless the present time is known for certain."""
+        """Check certificate dates in this class from the next handshake on, unless the time is certain."""
         self.is_doubted = self._earliest() is not None
 
     def _earliest(self) -> float | None:

@@ -530,7 +530,7 @@ class MqttLink:
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Return whether the other end has ended a handshake, and not this one or the network.
+    """Return whether the peer has ended a handshake, rather than this client or the network.
 
     >>> _is_refusal(ssl.SSLError("alert")), _is_refusal(ssl.SSLCertVerificationError("its name"))
     (True, False)

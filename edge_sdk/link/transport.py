@@ -128,10 +128,10 @@ class NoLink:
         return ()
 
     def subscribe(self, *filters: str) -> None:
-        """Expect nothing."""
+        """Do nothing."""
 
     def unsubscribe(self, *filters: str) -> None:
-        """Expect nothing."""
+        """Do nothing."""
 
     def publish(
         self,
@@ -154,7 +154,7 @@ class NoLink:
         """Acknowledge nothing: no message arrives."""
 
     def renew_session(self, why: str) -> None:
-        """Begin no session."""
+        """Do nothing."""
 
     def close(self) -> None:
         """Close nothing."""

@@ -58,9 +58,9 @@ def do_nothing() -> None:
 
 @dataclass(frozen=True, slots=True)
 class TrainingContext:
-    """Windows and graphs that a half may use, and keyed randomness; between two batches the shell gets a turn.
+    """Windows and graphs that a half may use, and keyed randomness; the shell is called between two batches.
 
-    The shell may raise in that turn (a newer task, shutdown). A half is pure, so its state is then
+    The shell may raise in that call (a newer task, shutdown). A half is pure, so its state is then
     unchanged.
     """
 
@@ -89,7 +89,7 @@ class TrainingContext:
         return len(self.windows())
 
     def batches(self, steps: int, of_round: int, *, fresh: bool) -> Iterator[Batch]:
-        """Yield ``steps`` minibatches, with a turn of the shell between two; none without windows.
+        """Yield ``steps`` minibatches, and call the shell between two; none without windows.
 
         The draw depends on run, device and round only: a second call for the same round gives the
         same batches. ``fresh`` draws a new one for each step; otherwise one is drawn and repeated.

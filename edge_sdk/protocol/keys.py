@@ -58,7 +58,7 @@ class Signer(Protocol):
 
 @runtime_checkable
 class RemovableSigner(Signer, Protocol):
-    """A signing key that may be away for a while, such as one in a token."""
+    """A signing key that may be temporarily absent, such as one in a token."""
 
     def reach(self) -> bool:
         """Return whether the key can be used now."""

@@ -55,7 +55,7 @@ class Agenda:
         self.current = None
 
     def postpone(self, task: Task) -> None:
-        """Let a task that was given up wait again, unless a newer one does."""
+        """Queue an abandoned task again, unless a newer one waits."""
         self.waiting = self.waiting or task
 
     def begin_run(self) -> None:
@@ -81,7 +81,7 @@ class Agenda:
 
 @dataclass(frozen=True, slots=True)
 class FoundBundle:
-    """A bundle announcement to follow, its bytes, and the archive if it was not installed."""
+    """A bundle announcement, its bytes, and the archive unless it is installed."""
 
     announced: BundleMessage
     body: bytes

@@ -26,7 +26,7 @@ class BodyEncryption(Protocol):
         """Raw public key of this device, which a hello states."""
 
     def encrypted(self, body: bytes, ends: Ends, public: bytes | None) -> bytes:
-        """Encrypt a clear body to a key; None: to that of the recipient, if it has one."""
+        """Encrypt a clear body to a key; without one, to the key of the recipient, if there is one."""
 
     def decrypted(self, body: bytes, ends: Ends) -> bytes:
         """Return the clear body of an encrypted one, or raise ``Refused``."""
@@ -65,7 +65,7 @@ class Bodies:
         return self._make()
 
     def encrypt_by(self, key_of: KeyOfKind) -> None:
-        """Encrypt messages to the aggregator for whose kind this function returns a key."""
+        """Set the function that returns the encryption key for a kind of message, or None."""
         self._key_of = key_of
 
     @property

@@ -82,7 +82,7 @@ class Connection:
             parts.participation.follow(parts.outbox.link_up(self._max_payload))
 
     def replace_key(self, now: float) -> None:
-        """Run the due work of a replacement of the key; ``now``: seconds of the monotonic clock."""
+        """Run the due work of a key replacement; ``now`` is in seconds of the monotonic clock."""
         parts, identity = self._parts, self._parts.identity
         if identity.replacement.advance(now, parts.outbox.state):
             parts.participation.follow(parts.outbox.propose_life())
@@ -90,7 +90,7 @@ class Connection:
             parts.link.link.reconnect(REPLACED)
 
     def state_again(self, now: float) -> None:
-        """Send another hello if a key, or a refused root, that the last one stated has changed.
+        """Send another hello after a change of the keys, or of the refused root, in the last hello.
 
         Args:
             now: Seconds of the monotonic clock.

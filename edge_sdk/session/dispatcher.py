@@ -48,7 +48,7 @@ class MessageFollower(Protocol):
         """Follow a verified message, or raise ``Refused``."""
 
     def welcomed(self, welcome: m.WelcomeMessage) -> None:
-        """Follow a welcome that has issued fewer commands than the device has executed."""
+        """Process a welcome whose number of issued commands is below the number of executed ones."""
 
 
 _LOGGED = frozenset((Reason.BAD_SCALAR, Reason.ANNOUNCEMENT_EXPIRED))
@@ -261,7 +261,7 @@ class Dispatcher:
             raise
 
     def _follow_run(self, name: str) -> Events:
-        """Take part in the run of this name; nothing of the former is answered."""
+        """Take part in the run of this name; drop all tasks of the former run."""
         parts = self._parts
         if name == parts.announcements.name:
             return

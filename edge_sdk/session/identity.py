@@ -36,7 +36,7 @@ class KeyPlace(Protocol):
     """Place of the identity key outside of files, as an extension gives it. Its text names it for people."""
 
     def load(self, config: Config) -> keys.Signer:
-        """Return the key; one that is away is reached when it is needed."""
+        """Return the key; an absent token is reached when the key is used."""
 
     def create(self, config: Config) -> tuple[keys.Signer, bool]:
         """Find the key, or make it; return it, and whether it is new."""

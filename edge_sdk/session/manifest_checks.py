@@ -237,7 +237,7 @@ def judge_bundle(
 
 
 class ManifestLog:
-    """No log; an extension that follows one overrides the members, and says what each refuses.
+    """The absence of a log; the extension that verifies a log overrides the members and documents its refusals.
 
     Attributes:
         is_behind: True while a manifest waits for a proof that it continues the log.

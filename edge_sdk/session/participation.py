@@ -68,7 +68,7 @@ class Participation:
         self._store.set_facts(**{"releases allowed": releases})
 
     def follow(self, notes: Iterable[BudgetRefused]) -> None:
-        """Release no more than the aggregator counts."""
+        """Limit the releases to the number that the aggregator counts."""
         for note in notes:
             self.allow(note.spent)
 
@@ -186,7 +186,7 @@ class LinkQuota:
 _DECLINED = "runs declined"
 
 UNNAMED = "-"
-"""Stands for the name of the run that is announced to all, as in the aggregator's lists."""
+"""Placeholder for the empty name of the run that is announced to all."""
 
 
 class RunChoice:

@@ -85,11 +85,11 @@ class ServerClock:
         return None if self.is_bound else self.latest_signed / 1000
 
     def earlier_certificate_time(self) -> float | None:
-        """Return a second time to check certificates against: the stored one before it was raised."""
+        """Return a second time for checks of certificates: the stored time before its last increase."""
         return self._time.before / 1000 if self._time.before else None
 
     def receive(self, t: int, *, may_request: bool) -> bool:
-        """Adopt an announced time; return whether it is doubtful and must be requested.
+        """Adopt an announced time; return whether it is doubtful, so that the time must be requested.
 
         It is in doubt if the announcement is a day behind the present estimate.
 

@@ -205,7 +205,7 @@ class SignedLink:
         self.publish(transport.QueuedPublish(topics.up(self._fleet, self._device, kind), payload))
 
     def publish_status(self, status: m.StatusMessage) -> None:
-        """Queue the retained status; without the key it is left as it is."""
+        """Queue the retained status; without the key, keep the last one."""
         topic, payload = topics.status(self._fleet, self._device), self._payload(status)
         if payload is not None:
             self.publish(transport.QueuedPublish(topic, payload, retain=True))
@@ -260,7 +260,7 @@ class SignedLink:
                 self.link.subscribe(*self._topics_of(kind, tails))
 
     def subscribe_parts(self, *, wanted: bool, slots: Iterable[int] = ()) -> None:
-        """Subscribe to slots of the common model, or unsubscribe; none named: all of them."""
+        """Subscribe to slots of the common model, or unsubscribe; to all slots if none is named."""
         change: Callable[..., None] = self.link.subscribe if wanted else self.link.unsubscribe
         some = tuple(topics.part(self._fleet, slot, self._audience) for slot in slots)
         some = some or (topics.parts_filter(self._fleet, self._audience),)
@@ -333,7 +333,7 @@ class SignedLink:
         return address.tail in self._tails.get(address.kind, ())
 
     def _note_refused(self, publish: Publish, refused: Refused) -> None:
-        """Note the signer of a refused list of keys; report what an extension follows."""
+        """Record the signer of a refused list of keys; report refusals to the extension of their kind."""
         address = topics.parse(publish.topic)
         if address is None:
             return

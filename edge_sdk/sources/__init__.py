@@ -44,7 +44,7 @@ class LiveSource(Source, Protocol):
         """Set the grid of the readings in seconds, unless the configuration set one."""
 
     def start(self, saved: bytes | None = None) -> None:
-        """Begin to read, with what ``saved`` returned in the previous process."""
+        """Start reading, from the state that ``saved`` returned in the previous process."""
 
     def poll(self) -> Iterator[Reading]:
         """Yield the readings since the last call; never waits."""
@@ -53,7 +53,7 @@ class LiveSource(Source, Protocol):
         """Return the state that a restart needs."""
 
     def saved_unused(self, saved: bytes | None) -> list[str]:
-        """Return the names of the input in a result of ``saved`` that no stream is read from."""
+        """Return the names of the unused input in a result of ``saved``."""
 
     def health(self) -> dict[str, Any]:
         """Return the state of the source, without any value."""
@@ -77,7 +77,7 @@ class LinkedSource(Protocol):
     """A source whose readings arrive over the fleet's own link."""
 
     def over_link(self, client: Any) -> SourceFeed:  # noqa: ANN401 - the part of a client that it needs
-        """Read it with a running client."""
+        """Return the feed of this source over the link of a running client."""
 
 
 def _factory(_name: str, given: Any) -> Callable[[Mapping[str, Any]], Source]:  # noqa: ANN401 - foreign

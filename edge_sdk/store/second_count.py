@@ -58,7 +58,7 @@ class CountFound:
 
 
 class OutsideCount(Protocol):
-    """The functions of an extension behind those of this module."""
+    """The extension's implementations of the functions of this module."""
 
     begin: Callable[[Path, Signer, Mapping[str, int]], None]
     renew: Callable[[Path, Signer, Signer], None]

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 RETURNED = "models returned"
-"""Name of the counter of candidates that were rejected for the last good parameters."""
+"""Name of the counter of rejected candidates, in whose place the last good parameters stay."""
 RETURNS = "returns"
 """Name of the stored fact that keeps that count across restarts."""
 
@@ -119,7 +119,7 @@ class ActiveRun:
 
     @property
     def returns(self) -> dict[str, int]:
-        """Number of candidates rejected for the last good parameters, as a fact to be saved."""
+        """Number of rejected candidates, as a fact to be saved."""
         return {RETURNS: self._session.counts[RETURNED] + self._returns_before}
 
     def test_present(self) -> None:

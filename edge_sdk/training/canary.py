@@ -139,7 +139,7 @@ class CanaryTest:
 
 
 def may_replace_any(candidate: Measured) -> bool:
-    """Return whether ``fault`` is empty whatever the parameters in use are.
+    """Return whether a candidate passes ``fault`` for all possible parameters in use.
 
     >>> may_replace_any(Measured(16, error=0.4)), may_replace_any(Measured(16, error=1.4))
     (True, False)

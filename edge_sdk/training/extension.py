@@ -81,7 +81,7 @@ class ServedVersion(Protocol):
 
 
 class RecalledChoice(Protocol):
-    """The choice of what is served, as it was saved."""
+    """The saved choice of the served forecast."""
 
     @property
     def quality(self) -> ForecastQuality:
@@ -118,7 +118,7 @@ class DeviceExtension:
 
     @property
     def quality(self) -> ForecastQuality | None:
-        """Return which candidate is served, with its held-back error; None where it chooses none."""
+        """Return the served candidate with its held-back error; None without a choice."""
 
     def serving(self, choice: str) -> ServedVersion | None:
         """Return a version that forecasts instead of the candidate that the device has chosen."""
@@ -141,10 +141,10 @@ class DeviceExtension:
         return False
 
     def on_idle(self) -> None:
-        """Do the work that waits until no other does."""
+        """Run work of low priority, when no other work is due."""
 
     def on_defect(self) -> None:
-        """Discard what led to a defect in ``on_tick``, or in a task."""
+        """Discard the input of ``on_tick``, or of a task, after a defect."""
 
     def on_run(self) -> None:
         """Follow another bundle or run."""
@@ -221,7 +221,7 @@ class DeviceExtensions:
             self._guard.run(name, one.on_tick, drop=one.on_defect)
 
     def on_defect(self) -> None:
-        """Let every extension discard what led to a defect in a task."""
+        """Let every extension discard its input after a defect in a task."""
         for one in self:
             one.on_defect()
 
@@ -230,7 +230,7 @@ class DeviceExtensions:
         return any(one.is_due for one in self)
 
     def on_idle(self) -> None:
-        """Do the waiting work of the first extension that has any."""
+        """Run the low-priority work of the first extension with some."""
         due = next(((name, one) for name, one in self.running.items() if one.is_due), None)
         if due is not None:
             self._guard.run(due[0], due[1].on_idle)

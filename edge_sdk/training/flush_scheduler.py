@@ -58,7 +58,7 @@ class FlushScheduler:
             self.flush(learner)
 
     def flush(self, learner: ModelRuntime) -> None:
-        """Write buffered readings, and what the forecaster has derived from them."""
+        """Write buffered readings, and the forecaster's state."""
         rows = learner.series.pending()
         self._flushed = self._session.now
         self._keep_forecaster(learner)

@@ -1,4 +1,4 @@
-"""Forecast with a bundle's model, or with what an extension serves instead of it."""
+"""Forecast with the model of a bundle, or with the forecast that an extension serves in its place."""
 
 from __future__ import annotations
 
@@ -71,13 +71,13 @@ class Forecaster:
         """Discard the state."""
 
     def calibrate(self, p: Vector, frame: ChannelFrame, trained: Vector) -> None:
-        """Follow new readings with the vector that forecast last, and that of the last training."""
+        """Calibrate on new readings, by the vector of the last forecast and that of the last training."""
 
     def follow(self, p: Vector, frame: ChannelFrame, trained: Vector | None) -> None:
         """Follow the readings up to the newest, before a forecast."""
 
     def ends(self, p: Vector, frame: ChannelFrame, graph: Graph) -> EndsOf | None:  # noqa: ARG002
-        """Return what moves the ends of the interval about to be served; None leaves the model's."""
+        """Return the calibration of the ends of the next interval; None for the ends of the model."""
         return None
 
     def intervals(self, p: Vector, frame: ChannelFrame, origins: Ints) -> Floats | None:

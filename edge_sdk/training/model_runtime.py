@@ -157,7 +157,7 @@ class ModelRuntime:
         self._frame = self._learnable = None
 
     def call_before_training(self, name: str, function: Callable[[Vector], None] | None) -> None:
-        """Call this with the vector in use before the model learns from new readings.
+        """Register a function that is called with the vector in use before each training.
 
         Args:
             name: Name of the caller; its former function is no longer called.
@@ -369,7 +369,7 @@ class ModelRuntime:
         return missing_readings(self.series, self.manifest).text
 
     def _served(self, state: Any) -> Vector:  # noqa: ANN401 - as above
-        """Return the vector to forecast with now, after it has taken the windows since training."""
+        """Return the vector of the next forecast, updated online with the windows since the training."""
         feeds = {} if isinstance(state, LocalState) else self.half.model(state)
         renew = self.form.renewal(feeds) if len(self.series) else None
         if renew is None:
@@ -378,7 +378,7 @@ class ModelRuntime:
         return renew(self.windows())
 
     def _helped(self, state: Any) -> tuple[Graph, str]:  # noqa: ANN401 - as above
-        """Return the graph to forecast the newest window with, and the name of its source.
+        """Return the graph for a forecast of the newest window, and the name of its source.
 
         In a split method the server sends z for the window; without it, z is zero.
         """

@@ -24,7 +24,7 @@ Residual = Mapping[str, Any]
 """Leaves of the rounding error of updates, which an encoding adds to the next one."""
 
 FEEDBACK = ExtensionIndex("edge_sdk").loaders("feedback")
-"""Functions that import what makes an update's inexact encoding, by the name of the encoding."""
+"""Functions that import the constructor of a lossy update encoding, by the name of the encoding."""
 
 OWN = 2**40
 """First number of the rounds that a device sets itself; no server reaches it."""

@@ -51,12 +51,12 @@ class PrivacyAccountant:
         self._watched = None
 
     def share(self, others: Callable[[], tuple[ledger.ParticipationCharges, ...]]) -> None:
-        """Hold the charges of the device's other participations against the same budget."""
+        """Count the charges of the device's other participations against the same budget."""
         self._others, self._watched = others, None
 
     @property
     def known(self) -> ledger.PrivacyAccount:
-        """Return the account with the releases that only another count than the ledger has."""
+        """Return the account, with the releases that the ledger lacks and another count has."""
         return self.account.plus(*self._unseen(self._clock()))
 
     def spending(self) -> ledger.ParticipationCharges:
@@ -105,7 +105,7 @@ class PrivacyAccountant:
         return charges, account.charge(*charges) if releases else account.plus(*charges)
 
     def current(self) -> ledger.PrivacyAccount:
-        """Return the account with what other participations, and noise on readings, have charged since."""
+        """Return the account, with the later charges of other participations and of noise on readings."""
         self._recount()
         self._include(self._others())
         return self.account

@@ -69,7 +69,7 @@ class RunShell:
 
 
 class BundleForm:
-    """Additions of an extension to the runtime of a bundle whose functions it computes; of a network: none."""
+    """Extension point of the runtime for a bundle without graphs; this base, of a network, adds nothing."""
 
     why_not_tuned = ""  # reason for which no copy of the model is tuned here
 
@@ -77,15 +77,15 @@ class BundleForm:
         """Discard what was computed from the readings: one of them has changed."""
 
     def renewal(self, model: Mapping[str, Array]) -> Callable[[Drawable], Vector] | None:  # noqa: ARG002
-        """Return what adds windows to a trained model; None if it forecasts as it was trained."""
+        """Return the online update of a trained model by new windows; None without one."""
         return None
 
     def latest(self, trained: Vector) -> Vector:
-        """Return the vector that forecast last, or the trained one if none has gone on from it."""
+        """Return the vector of the last forecast, or the trained one without online updates."""
         return trained
 
     def completed(self, found: Forecast, p: Vector, frame: ChannelFrame) -> Forecast:  # noqa: ARG002
-        """Return a forecast with what the bundle forecasts beside its quantiles."""
+        """Return a forecast with the outputs of the bundle beside its quantiles."""
         return found
 
     def solved_alone(self, local: TrainingContext, p: Vector) -> Vector | None:  # noqa: ARG002
@@ -101,7 +101,7 @@ class BundleForm:
         *,
         is_alone: bool,  # noqa: ARG002
     ) -> Vector:
-        """Return the device's model of some windows only.
+        """Return the device's model, fitted to some windows only.
 
         Args:
             p: The model of all windows; returned where no other can be solved.

@@ -239,7 +239,7 @@ class LocalRounds:
         return is_wanted and not self._scheduler.blocking_limit()
 
     def is_wanted(self, *, is_training: bool = False) -> bool:
-        """Return whether a local round is due, or would be if no limit forbade it now."""
+        """Return whether a local round is due by its interval, regardless of the resource limits."""
         session, active, now = self._session, self._active, self._session.now
         is_free = not session.participation.is_budget_exhausted
         if is_training and is_free:

@@ -96,7 +96,7 @@ def summaries(records: Sequence[Mapping[str, Any]]) -> list[Summary]:
 
 
 def on_rises(rows: Sequence[Summary]) -> str:
-    """Return the sentence about a table's rises, given the spread over the seeds; empty without a rise.
+    """Return the remark on the spread of a table's rises over the seeds; empty without a rise.
 
     >>> on_rises([Summary("fedavg", "mean", "alie", (1.0,), (1.0,))])
     'The rises are of one seed: what another seed would give is not known (--seeds 0 1 2).'

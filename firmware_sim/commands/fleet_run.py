@@ -215,9 +215,9 @@ def with_told(refused: Mapping[str, int], counts: Mapping[str, int]) -> dict[str
 
 @dataclass
 class RoundCosts:
-    """Measures the cost of the rounds, from the first look after a round closed with all devices.
+    """Measures the cost of the rounds, from the first measurement after a round with all devices.
 
-    A run without a look between its first and last round is counted with its start.
+    A run without a measurement between its first and last round is counted with its start.
     """
 
     run: Federation

@@ -33,7 +33,7 @@ HOLDS = 0.15  # largest rise of the RMSE that is reported as ``holds``
 DOUBLES = 1.0  # least rise that is reported as ``doubles``
 TENFOLD = 9.0  # rise beyond which a run is reported as ``diverges``, and written as a factor
 UNTRAINED = "nothing was learned"
-"""Outcome of a run, or of the one without an attack, whose honest devices forecast as with their first parameters."""
+"""Outcome of a run whose honest devices, with or without the attack, still forecast like the initial parameters."""
 
 WORST_FIRST = ("diverges", UNTRAINED, "stalled", "doubles", "suffers", "holds")
 

@@ -44,13 +44,13 @@ FLEET, FEEDERS = "homes", ("F12", "F13")
 HOUR, DAY = 3_600_000, 86_400_000
 FIRST = 19_723  # 2024-01-01, a Monday, in days since 1970
 LEARN = 28
-"""Days from which the fleet's model of the devices comes."""
+"""Days of training data of the fleet's model."""
 _KNOWN = 7  # days before the first one that is learned from
 
 
 @dataclass(frozen=True, slots=True)
 class FeederResult:
-    """A feeder's forecast beside what came."""
+    """A feeder's forecast beside the measured load."""
 
     forecast: FeederForecast
     truth: tuple[float, ...]  # kWh of all homes
@@ -59,7 +59,7 @@ class FeederResult:
 
     @property
     def error(self) -> float:
-        """Mean absolute error over that of the week before."""
+        """Mean absolute error over that of the weekly naive forecast."""
         truth = np.array(self.truth)
         own = np.abs(truth - np.array(self.forecast.values)).mean()
         return float(own / np.abs(truth - np.array(self.naive)).mean())
@@ -101,7 +101,7 @@ def _load(seed: int, days: int) -> Floats:
 
 
 def _expected(load: Floats) -> Floats:
-    """Return what each home expects of the days after ``LEARN``, shape ``(homes, days - LEARN, 24)``.
+    """Return the expected values of each home for the days after ``LEARN``, shape ``(homes, days - LEARN, 24)``.
 
     The model is the fleet's first pass: least squares, so it is the expected value.
     """

@@ -80,7 +80,7 @@ class WorkerCost:
 
 @dataclass(slots=True)
 class RemoteAnswers:
-    """Answers of devices that processes train ahead, without those of tasks that were replaced."""
+    """Answers that worker processes have trained ahead; answers to replaced tasks are dropped."""
 
     part_of: Mapping[str, int]  # number of the process of each device, by id
     count: int
@@ -237,7 +237,7 @@ class RepeatableDevices:
     before: dict[str, DeviceProgress] = field(default_factory=dict)
 
     def answer(self, assigned: Assignment) -> UpdateMessage | None:
-        """Train a device; if the task replaces one that was trained, that one leaves no trace."""
+        """Train a device; if the task replaces a trained one, undo that one first."""
         device = self.devices[assigned.task.to]
         if assigned.replaces:
             device.restore(self.before[device.id])

@@ -17,7 +17,7 @@ def _counted(names: Sequence[str]) -> list[str]:
 
 
 def one_reading_a_meter(numbers: Any, notes: list[str]) -> Any:  # noqa: ANN401
-    """Return a column for each meter, the sum of its imports' tariffs; note what is joined and left out."""
+    """Return a column for each meter, the sum of its tariffs of import; note joined and omitted columns."""
     meters: dict[str, list[str]] = {}
     for name in numbers:
         if flow(name) is not None:

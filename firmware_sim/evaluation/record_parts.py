@@ -46,7 +46,7 @@ def _tidy(name: str) -> str:
 
 
 def joined(name: str, before: SeenDevice, after: SeenDevice, path: Path) -> SeenDevice:
-    """Return a device's readings of one file more.
+    """Return a device's readings with those of a further file.
 
     Raises:
         TableError: The files have the same times, or cannot be put together.
@@ -68,7 +68,7 @@ def _is_alike(one: SeenDevice, other: SeenDevice) -> bool:
 def put_together(
     found: Mapping[str, SeenDevice], folder: str, notes: list[str]
 ) -> dict[str, SeenDevice]:
-    """Return the devices; those of files that are parts of one record are one.
+    """Return the devices, with the parts of one record joined to one device.
 
     They are if their names differ in dates or numbers alone, and their times follow one another.
 

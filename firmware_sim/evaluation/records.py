@@ -122,7 +122,7 @@ def on_grid(read: TablesRead, step: int | None = None, kind: Kind | None = None)
 def _once(
     kept: Sequence[DeviceRecord], registers: Mapping[str, list[str]], notes: list[str]
 ) -> list[DeviceRecord]:
-    """Leave out a register beside the readings that it is the sum of, and one of a day beside a lasting one."""
+    """Leave out duplicates: a register beside its own readings, and a daily register beside a permanent one."""
     if len(kept) > MOST_ALIKE:
         return list(kept)
     rank = {

@@ -89,7 +89,7 @@ class TomorrowComparison:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Windows:
-    """Windows of one device of which a number of days is known."""
+    """Windows of one device, truncated to a number of known days."""
 
     rows: ProfileRows
     truth: Floats  # shape ``(n, H)``
@@ -126,7 +126,7 @@ class _Site:
         return self.windows(_evenly(self.learn, most), days)
 
     def windows(self, origins: Ints, days: int) -> _Windows:
-        """Return windows in which nothing is known but the newest days before each origin."""
+        """Return windows truncated to the newest days before each origin."""
         day = DAY // self.step
         back = DAYS * day + HOUR // self.step
         away = np.arange(1 - back, day + 1)

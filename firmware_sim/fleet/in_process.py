@@ -76,7 +76,7 @@ class _Served:
         return bool(getattr(self.links[-1], "has_news", True)) if self.links else True
 
     def tick(self, timeout: float, now: float, idle: float) -> None:
-        """Serve the device; after news once more in the next turn, since a turn does one piece of work."""
+        """Serve the device; after news also in the next pass, because a pass does one piece of work."""
         self.due = now if self.has_news else now + idle
         self.client.tick(timeout)
 

@@ -198,7 +198,7 @@ class Device:
     # --- time --------------------------------------------------------------------------------------
 
     def live(self, begin: float, end: float) -> None:
-        """Let time pass.
+        """Simulate the device over a span of time.
 
         It counts the day anew: ``connected`` if the broker accepts the device; ``seconds awake`` with a
         network; and of these ``seconds served``, in which the EST server is in reach too.

@@ -52,7 +52,7 @@ _replace, _unlink = Path.replace, Path.unlink
 
 
 class KilledError(BaseException):
-    """The program ends here: nothing in it catches this."""
+    """The end of a killed program, which nothing in it catches."""
 
 
 class Faults:
@@ -76,7 +76,7 @@ class Faults:
         self._writing = ""
 
     def step(self, name: str) -> None:
-        """Reach a step.
+        """Count a step, and kill the program there by a random draw.
 
         Raises:
             KilledError: The program is killed here.

@@ -57,7 +57,7 @@ def is_within(intervals: list[Interval], now: float) -> bool:
 def outages(
     rng: Random, begin: float, end: float, every: float, lasts: list[float]
 ) -> list[Interval]:
-    """Return intervals that begin about so often, in seconds, and last as long as one of some."""
+    """Return random intervals, ``every`` seconds apart on average, with a duration from a list."""
     found, at = [], begin + rng.uniform(0.2, 1.0) * every
     while at < end:
         found.append((at, min(end, at + rng.choice(lasts) * rng.uniform(0.5, 1.0))))

@@ -41,7 +41,7 @@ class Seen:
 
 
 def see_off(process: RunningProgram, seen: Seen, patience: float) -> None:
-    """Stop a process, and read its counters before it is reaped."""
+    """Stop a process, and read its last counters before it is reaped."""
     pid, until = process.process.pid, time.monotonic() + patience
     os.kill(pid, signal.SIGTERM)
     left = os.WEXITED | os.WNOHANG | os.WNOWAIT

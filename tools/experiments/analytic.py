@@ -57,7 +57,7 @@ ARMS = ("fleet", "personal", "alone")
 MOST_WINDOWS, DEVICES_TO_CHOOSE = 15_000, 8
 STEPS_TO_CHOOSE = (1, 24)
 LARGE = 200_000
-"""Windows of a fleet from which several draws of random units are too dear to be tried."""
+"""Number of windows above which several draws of random units cost too much to be tried."""
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "analytic.md"
 MARKER = "<!-- results -->"
@@ -253,7 +253,7 @@ def _naive(series: Any) -> float:  # noqa: ANN401
 
 
 def run(name: str, options: argparse.Namespace, bar: Progress) -> dict[str, Any]:
-    """Choose the form of a task, then score it, the first one and the prototype's."""
+    """Choose the form of a task, then score it beside the first form and the prototype's form."""
     load = importlib.import_module("datasets").load  # the anchors' own, found by --anchors
     evaluate = importlib.import_module("metrics").evaluate
     task = load(options.data, name)

@@ -70,7 +70,7 @@ def _record(
     *,
     y: str,
 ) -> Record:
-    """Put points on a common axis; lines in ``others`` take another column of theirs."""
+    """Put points on a common axis; lines in ``others`` use another column."""
     across = sorted(
         {p[ROUND] for one in panels for points in one["lines"].values() for p in points}
     )

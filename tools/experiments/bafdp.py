@@ -39,7 +39,7 @@ LONG = 2000
 
 STRAGGLER = 10.0
 LOOKS = 40
-"""How often a run is looked at on its way."""
+"""Number of intermediate evaluations of a run."""
 
 
 def run(arm: Arm, folder: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from tools.experiments.pages import called
 
 HORIZONS = (1, 24)
 ANCHORS = ("lgbm", "gru", "dlinear", "ridge")
-"""Beginnings of the names of methods that are worth setting ours beside."""
+"""Prefixes of the names of methods that ours are compared with."""
 
 Marks = Mapping[str, Mapping[str, str]]
 """Task to forecast to its RMSE / MAE."""

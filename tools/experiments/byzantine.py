@@ -71,7 +71,7 @@ def liars(
 
 
 def lied_to(attack: str, traffic: Row, name: str, seed: int) -> Row:
-    """Return a series as a data attack leaves it, in the unit interval of the device."""
+    """Return a series after a data attack, in the unit interval of the device."""
     known, _, options = attack.partition(":")
     words = dict(x.split("=") for x in options.split(",") if x)
     return np.asarray(bind(known, words).act(traffic, key(seed, name, "attack", 0)))

@@ -18,7 +18,7 @@ Path = Sequence[Mapping[str, float]]
 
 DAY = 24
 FORECAST, COMPARED = 2, (cells.MILAN, cells.BARCELONA)
-"""Cells of the figure of forecasts; sets of the others."""
+"""Number of cells of the figure of forecasts; data sets of the other figures."""
 
 
 def _arm(options: argparse.Namespace, **more: Any) -> Arm:  # noqa: ANN401 - fields of an arm

@@ -40,13 +40,13 @@ LONG = 2000
 """Steps of training alone "to convergence"; the best checkpoint, one in 100 steps, counts."""
 
 LOOKS = 4
-"""How often a federated run is looked at on its way."""
+"""Number of intermediate evaluations of a federated run."""
 
 STAGES = ((100, 2e-3), (50, 5e-4), (30, 1e-4))
 """Rounds and rates of a staged run; sought on the choosing parts."""
 
 STAGED, WIDE, GENTLE = 20, 64, 3e-4
-"""Its steps a round, its batch, and the rate of the tuning at its end."""
+"""Of a staged run: steps a round, batch size, and rate of the final tuning."""
 
 TOGETHER: Mapping[str, Any] = {
     "steps": STAGED,

@@ -37,7 +37,7 @@ PROX = 0.1
 """Pull towards the mixture: our resolution of the paper's beta, which it does not give."""
 
 LOOK = 7
-"""Every seventh window of the choosing part says how good a model is on its way."""
+"""Step between windows of the choosing part in an intermediate evaluation."""
 
 
 @dataclass(frozen=True, slots=True)

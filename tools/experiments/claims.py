@@ -1,4 +1,4 @@
-"""Judging a paper's claims over seeds, and setting ours beside theirs."""
+"""Judge a paper's claims over seeds, and compare our results with its numbers."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ ROUNDS, CLIENTS = 60, 10
 IDEAS = ("layers", "credit", "consensus", "noise")
 ATTACKS = ("", "flipping", "alie")
 ALONE = "alone"
-"""In an arm's ``attack``: no federation, which no attack reaches."""
+"""Value of an arm's ``attack`` for training without federation, which no attack reaches."""
 
 LIARS, BATCH, STEPS = 3, 64, 4
 BUDGET = 30.0

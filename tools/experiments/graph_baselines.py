@@ -13,7 +13,7 @@ Marks = Mapping[tuple[str, int], Mapping[str, tuple[str, float]]]
 """Set and horizon to the kind of mark, to the best method of that kind and its QS."""
 
 PLAIN = ("persistence", "snaive_", "tod_", "level_bins", "ridge_local", "conv_local")
-"""Beginnings of the names of methods that must be beaten; none of them reads a week."""
+"""Prefixes of the names of the simple methods; none of them reads a week."""
 
 TABLES: Mapping[str, tuple[float, float, float, float, float, float]] = {  # [PFGL] II to IV
     "No_FL": (0.9107, 1.5228, 2.8489, 4.7110, 0.7929, 0.7585),  # QS 1, 6; MIL 1, 6; ICP 1, 6

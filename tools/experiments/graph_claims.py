@@ -20,16 +20,16 @@ WIDEST = 0.12
 """Share of readings that may lie below, and above, a served interval of 80 %."""
 
 LONGER = 0.01
-"""A tie, as the marks count one."""
+"""Relative difference that counts as a tie, as in the marks."""
 
 LOUD = ("flipping", "gaussian")
 DEGRADED, BROKEN = 0.03, 0.20
-"""What an attack may cost PFGL, and what it must cost an undefended average."""
+"""Largest rise of PFGL's error under an attack, and least rise of an undefended average's."""
 
 TIE = 0.02
 OURS = "week, federated"
 RESIDUAL = "PFGL, residual"
-"""With the residual path and the norm of ASTGCN's reference, which the paper does not print."""
+"""Name of the row with the residual path and the norm of ASTGCN's reference, which the paper does not print."""
 
 
 def qs(result: Mapping[str, Any]) -> float:

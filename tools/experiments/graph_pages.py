@@ -70,7 +70,7 @@ FORM = (
     "Rate 2e-3 (the paper: 5e-4, LSTM-FedAvg and LSTM-PFL 1e-3); without the epoch of tuning on each "
     "device that ends Algorithm 1."
 )
-"""What every row of a table of PFGL's has otherwise than the paper, beside the length."""
+"""Settings of every row of PFGL's tables that differ from the paper, besides the length."""
 
 
 def _states(results: Results) -> str:

@@ -27,7 +27,7 @@ OURS = ("week, federated", "week, alone", "week, pooled")
 LONGER = ("No_FL converged", "pooled", "pooled, tuned")
 
 LENGTH, UTMOST = 4, 40
-"""Times as many rounds in the longer runs of E1; and in the longest, on its smallest set."""
+"""Factors of the number of rounds in the longer runs of E1, and in the longest run on the smallest set."""
 
 LONG = ("PFGL", "PFGL, residual", "No_FL")
 FRUGAL = ("PFGL, float16", "PFGL, alternating")
@@ -35,13 +35,13 @@ FRUGAL = ("PFGL, float16", "PFGL, alternating")
 LIES = ("flipping", "gaussian", "scaling")
 CROWDS = (1, 4)
 ALL = 8
-"""All stations of the first attacked set lie, as in the paper's Table V; rows of the paper only."""
+"""Number of Byzantine stations in the paper's Table V: all of the first attacked set."""
 
 ATTACKED = ("PFGL", "LSTM-FedAvg", "LSTM-CNN-FedAvg", "LSTM-PFL", "LSTM-CNN-PFL", "CNFGNN")
 """Every row of the paper's Table V."""
 
 SPARED = ("PFGL, residual", "PFGL, unmasked")
-"""Without the server's guard that also keeps out of the graph whom most others leave out."""
+"""Rows without the server's guard, which removes stations from the graph that most others exclude."""
 
 BESIEGED = (ev.BOULDER, ev.CALTECH)
 """Sets of eight stations that are attacked."""
@@ -53,11 +53,11 @@ BEYOND = (
     ("signal_flip@encode", 1),
     ("signal_scale:factor=1e6@decode", 1),
 )
-"""What the paper did not try, and how many lie."""
+"""Attacks that the paper did not try, each with the number of Byzantine stations."""
 
 CREDITS = (0.6, 0.8, 0.9, 0.95)
 FEWER = (2, 4)
-"""Stations of E4, beside all of them."""
+"""Numbers of stations in E4, besides all of them."""
 
 
 def arms(options: argparse.Namespace) -> list[Arm]:

@@ -52,7 +52,7 @@ class Pooled:
         return sum(len(part) for part in self.parts)
 
     def draw(self, rng: np.random.Generator, size: int) -> Batch:
-        """Draw ``size`` windows, each equally likely whoever owns it."""
+        """Draw ``size`` windows with equal probability, regardless of their devices."""
         ends = np.cumsum([len(part) for part in self.parts])
         picks = rng.choice(int(ends[-1]), size, replace=False)
         owner = np.searchsorted(ends, picks, side="right")

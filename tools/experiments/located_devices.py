@@ -37,7 +37,7 @@ FOLDERS: Final[Mapping[str, str]] = {
     BOULDER: ev.BOULDER,
 }
 CLOSE = 2
-"""How many neighbours a charging site names."""
+"""Number of nearest neighbours of a charging site."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

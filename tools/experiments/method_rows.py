@@ -16,10 +16,10 @@ from edge_sdk.privacy import MechanismSection, PrivacySection
 STEPS = 4
 RATE = 1e-3
 UPLOADS = 1
-"""How many uploads NbAFL's calibration counts; counting all of them drowns every model."""
+"""Number of uploads in NbAFL's calibration; with all of them, noise exceeds every model."""
 
 TIED = {"l1": 0.3, "server_rate": 0.01}
-"""How firmly BAFDP, RSA and DP-RSA tie a device to the consensus, and how fast it moves.
+"""Penalty weight and consensus rate of BAFDP, RSA and DP-RSA.
 
 Of l1 0.01, 0.05, 0.1, 0.3 and 1, with rates that let the consensus move about as far, this had the
 least error in Milan's week before the test. At 0.01 an l1 step is a hundredth of Adam's: devices
@@ -27,20 +27,20 @@ stay far apart, and a third of liars moves what lies between them.
 """
 
 CALM = 0.003
-"""Rate of the consensus where a clock ends the run: at 0.01 thousands of firings only rattle it.
+"""Rate of the consensus where a clock ends the run; at 0.01, thousands of firings make it oscillate.
 
 Chosen on the same week, on the same clock, for BAFDP and BSFDP alike; 0.001 was slower.
 """
 
 DUAL = 0.03
-"""Bound of BAFDP's duals, a tenth of its l1 weight, where the specification takes all of it.
+"""Bound of BAFDP's duals: a tenth of its l1 weight; the specification's bound is the whole weight.
 
 Honest duals stay far below either; a liar's go to the bound. In the week before the test nothing
 changes without liars, and of 0.3, 0.1 and 0.03 this had the least error with them.
 """
 
 CLIP = 10.0
-"""Length to which NbAFL shortens weights; the common model's own stays below it."""
+"""Clipping norm of NbAFL's weights; the norm of the common model stays below it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ def _udp_noise(case: Case) -> PrivacySection:
 def _paper(
     calibration: Literal["nbafl", "udp"], clip: float, told: Mapping[str, float]
 ) -> PrivacySection:
-    """Noise on an update as a paper calibrates it: a label, and no claim."""
+    """Return the noise on an update by a paper's calibration, which gives no privacy claim here."""
     at_update = MechanismSection(
         "gaussian",
         point="update",
@@ -137,7 +137,7 @@ def _paper(
 
 
 def _noisy_signs(_: Case) -> PrivacySection:
-    """DP-RSA's signs of ``z - w`` under noise as large as the largest difference that counts."""
+    """Return the noise on DP-RSA's signs of ``z - w``, as large as the coordinate bound."""
     at_sign = MechanismSection(
         "sign_gaussian", point="sign", coordinate_bound=0.01, noise_multiplier=1.0
     )

@@ -18,7 +18,7 @@ from edge_sdk.protocol.contract.parameter_layout import ParamSpec, Vector
 
 Floats = NDArray[np.float64]
 Bend = Callable[[Floats], tuple[Floats, Floats, Floats]]
-"""From what enters a unit to what leaves it, and its first and second derivative."""
+"""Activation function of a unit, with its first and second derivative."""
 
 
 def _sigmoid(z: Floats) -> tuple[Floats, Floats, Floats]:

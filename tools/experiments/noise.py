@@ -28,7 +28,7 @@ from tools.experiments.joint_loop import key
 
 DELTA = 1e-5
 CLOSE = 0.1
-"""A reading counts as rebuilt when it is known to a tenth of the cell's range."""
+"""Largest error of a reconstructed reading, as a share of the cell's range."""
 
 TRIALS = 10_000
 
@@ -89,9 +89,9 @@ def noised(cell: Cell, budget: float, seed: int, manifest: Manifest) -> Cell:
 
 
 def told_apart(budget: float | None, seed: int) -> float:
-    """Play the distinguishing game: which of the two ends of the range was read?
+    """Return the success rate of the best attack that tells the two ends of the range apart.
 
-    The best attack there is compares the noisy reading with the middle. Returned is the share of
+    The best attack compares the noisy reading with the middle. The rate is the share of
     right answers in ``TRIALS``; guessing gives 0.5.
 
     >>> told_apart(None, 0), 0.98 < told_apart(30.0, 0) < 1.0, 0.54 < told_apart(1.0, 0) < 0.57

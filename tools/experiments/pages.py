@@ -16,7 +16,7 @@ from tools.experiments.rankings import score
 IMAGE = "<img "
 
 SEEDS = 3
-"""Seeds of a number that states no count."""
+"""Default number of seeds, which a table does not state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ def called(task: rankings.Task) -> str:
 
 
 def counted(seeds: int) -> str:
-    """Return a number of seeds in words that fit it.
+    """Return a number of seeds as text, in singular or plural.
 
     >>> counted(1), counted(3)
     ('1 seed', '3 seeds')

@@ -81,7 +81,7 @@ NO_FL = "No-FL"
 one Adam throughout."""
 
 POOLED = (NO_FL, "pooled")
-"""Trained on all windows in one place. ``pooled`` trains as a device of FL does: in every round it
+"""Rows trained on all windows in one place. ``pooled`` trains as a device of FL does: in every round it
 begins a new Adam and draws one minibatch."""
 
 
@@ -270,11 +270,11 @@ def _told(bundle: Bundle, p: Vector, frame: ChannelFrame) -> dict[str, list[floa
 
 
 def completed(told: Mapping[str, list[float]], house: data.Building) -> dict[int, float]:
-    """Fill a forecast up to every row of the test part as a device would: by yesterday's slot.
+    """Complete a forecast to all rows of the test part by the device's fallback, yesterday's slot.
 
     Args:
-        told: Rows and values that the model said.
-        house: Whose readings stand in; the last reading, where yesterday was not measured either.
+        told: Rows and values of the model's forecast.
+        house: Source of the fallback; the last reading replaces an unmeasured one of yesterday.
     """
     values = filled(house.columns[data.LOAD])
     start, stop = (int(len(values) * share) for share in data.PARTS["test"])

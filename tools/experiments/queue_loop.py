@@ -33,10 +33,10 @@ from edge_sdk.protocol.contract.parameter_layout import Vector
 from tools.experiments.simulated_clock import OPEN, Tamper
 
 Twist = Callable[[Signal], Signal]
-"""What a liar makes of an activation or a gradient before it sends it."""
+"""Attack on an activation or a gradient before it is sent."""
 
 IDLE = 3
-"""Deadlines in a row that may pass without any word before a run is given up."""
+"""Consecutive deadlines without a message after which a run is abandoned."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,17 +29,17 @@ PAPER_A = {1: 30.0, 24: 40.0}
 
 BUDGETS = (10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0)
 WEAK = (150.0, 300.0)
-"""Beyond the paper's: where the noise gets small enough to learn from."""
+"""Budgets above the paper's, at which the noise is small enough for learning."""
 
 MOST, LEAST = 0.3, 0.1
 LIES = ("flipping", "scaling", "gaussian", "alie", "constant")
 TABLE_IV = ("BAFDP", "RSA", "DP-RSA", "FedAvg")
 FIGURE_8 = (0.2, 0.4, 0.6, 0.8)
 ROUND = 20
-"""Cells among which three tenths are six: of all 25 no number is."""
+"""Number of cells for a Byzantine share of 0.3; 25 cells have no whole number of that share."""
 
 ONE = 0.05
-"""One liar among them."""
+"""Byzantine share of one cell in 20."""
 
 WORK = 240
 QUICK = {"work": 24, "clients": 5, "rounds": 3}

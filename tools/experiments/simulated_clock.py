@@ -34,19 +34,19 @@ Latency = Callable[[str, int], float]
 """``(client, how many answers before) -> seconds`` from question to answer."""
 
 Tamper = Callable[[Update, Task, Mapping[str, Update]], Update | None]
-"""A liar's own answer, the question and the newest honest answers to what is uploaded instead.
+"""Attack: from the device's own answer, its task and the newest honest answers to the uploaded answer.
 
 None is silence."""
 
 Release = Callable[[Update], Update]
-"""What a privacy mechanism lets out of an answer."""
+"""Privacy mechanism: from an answer to the released answer."""
 
 Partakes = Callable[[str, Task], bool]
 """Whether a client takes part in a round that all are asked to join."""
 
 OPEN = Due(round=0, ask="open")
 GIVEN_UP = 3
-"""Rounds in a row that came to nothing: a model that has left the finite numbers stays there."""
+"""Consecutive abandoned rounds that end a run; a model with non-finite values does not recover."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,7 +153,7 @@ def _ramp(z: Floats) -> Floats:
 
 SPEEDS: Final = ("fedavg", "dfl_gt", "dfl_sgd")
 LITERAL: Final = 2 / 8
-"""The nets' loss is the mean over eight outputs, the paper's half their sum: a quarter of it."""
+"""Ratio of the nets' loss, the mean over eight outputs, to the paper's, half their sum."""
 
 KINDS: Final[Mapping[str, Mapping[str, Any]]] = {
     "fedavg": {},
@@ -175,7 +175,7 @@ RATES: Final = (0.05, 0.1, 0.14, 0.2)
 all of them for as long as we run; the longest of these already is too long."""
 
 RATE: Final = 0.1
-"""The one that figure 10.1 is judged at, and where fading steps begin."""
+"""Step at which figure 10.1 is judged; also the first of fading steps."""
 
 
 def ways(*, quick: bool) -> Iterator[tuple[Net, bool, float]]:

@@ -25,10 +25,10 @@ NINE = (
     "BAFDP",
 )
 GROUP = ("AFL", "ASPIRE-EASE", "UDP", "NbAFL", "BAFDP")
-"""The distributionally robust and the private ones, as the paper groups them."""
+"""The distributionally robust and the private methods, which the paper compares as one group."""
 
 KNEE = 50.0
-"""Cap beyond which the paper sees no more accuracy on Milan, an hour ahead."""
+"""Budget cap above which the paper reports no further gain in accuracy on Milan, an hour ahead."""
 
 FASTER, CLOSE = 1.5, 0.03
 RISE, DOUBLE = 0.15, 2.0

@@ -21,7 +21,7 @@ ATTACKS: Mapping[str, str] = {"": "no attack", "flipping": "3 of 10 flip", "alie
 COLOURS = ("#3a6ea5", "#d9822b", "#7a5195")
 RECORD = Path(__file__).parent / "combined.json"
 FREE, RISE = 0.10, 0.15
-"""A combination works if it costs at most the first beside FedAvg, and attacks at most the second."""
+"""Largest relative cost beside FedAvg, and largest rise under attack, of a combination that works."""
 
 ROW, LEFT, WIDE = 13, 250, 420
 

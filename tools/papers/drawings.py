@@ -17,7 +17,7 @@ WIDE, HIGH, GAP, LEFT, LETTER = 112, 30, 20, 112, 5.6
 
 CELL, SIDE = 24, 150
 STAYS = "~"
-"""First letter of a box that is drawn brown: what stays on the device."""
+"""First letter of a box for data that stays on the device, drawn brown."""
 
 HEAD = 'xmlns="http://www.w3.org/2000/svg" font-family="sans-serif" font-size="11"'
 

@@ -119,7 +119,7 @@ class StatisticFleet(Generic[S]):
         return {"windows": {name: one.count for name, one in known.items()}}
 
     def cleared(self, state: Statistics) -> Floats:
-        """Return the vector that a client's removal begins with; its coefficients are solved anew."""
+        """Return the start vector of a client's removal; its coefficients are solved anew."""
         return state.w
 
     def rounds(self, limit: int | None, passes: int | None) -> int:

@@ -1,4 +1,4 @@
-"""Define the settings of a run in closed form, and refuse statistics that no clipped readings give."""
+"""Define the settings of a run in closed form, and refuse statistics that clipped readings cannot produce."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Analytic:
     clip_norm: Annotated[float, Between(1e-6, 1e6)] | None = None
 
     def __post_init__(self) -> None:
-        """Refuse noise without the bound that it is in units of, and rules that need clean votes."""
+        """Refuse noise without ``clip_norm``, which is its unit, and votes with noise."""
         if bool(self.noise) != (self.clip_norm is not None):
             raise ValueError("noise, clip_norm: expected both, or neither")
         if self.noise and self.combine == "votes":

@@ -39,12 +39,12 @@ _SIZES = {
 
 
 class ExportLineError(ValueError):
-    """A line that is none of an export; the sentence says why."""
+    """A malformed line of an export; the message has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something that is wrong with the log."""
+    """A fault of the log."""
 
     kind: FaultKind
     number: int  # number of the record; 0 for the first line of an export

@@ -158,7 +158,7 @@ class EstServer(ThreadingMixIn, HTTPServer):
             logger.debug("handshake failed %s", fields(why=error.reason))
 
     def _turn(self) -> None:
-        """Deliver, and renew what expires; try again after a full disk."""
+        """Deliver enrolments and renew expiring certificates; retry after an error such as a full disk."""
         if time.monotonic() < self._due:
             return
         try:

@@ -1,4 +1,4 @@
-"""Warn before the fleet's own authority expires, and where the broker's access rules differ."""
+"""Warn before the fleet's own authority expires, and about outdated access rules of the broker."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ LEEWAY = 60  # s by which the clocks may differ
 
 
 class IssuerError(Exception):
-    """The issuer does not answer, or answers with something else than it must."""
+    """The issuer does not answer, or its answer is invalid."""
 
 
 class OidcRefusedError(Exception):

@@ -69,7 +69,7 @@ class ConsolePages:
 
     @cached_property
     def extensions(self) -> list[ExtensionEntry]:
-        """Extensions that bring pages or parts of pages; one that is switched off brings none."""
+        """Configured extensions with pages or parts of pages."""
         return [
             entry
             for entry in self.config.index.values()
@@ -342,7 +342,7 @@ class ConsolePages:
         }
 
     def brought(self) -> dict[str, Callable[[Query], Values]]:
-        """Return the pages that extensions bring, by name; each is imported when it is opened."""
+        """Return the pages of extensions by name; each is imported when it is opened."""
         loaders = (entry.loaders("pages") for entry in self.extensions)
         return {x: partial(self._brought, load) for one in loaders for x, load in one.items()}
 
@@ -355,7 +355,7 @@ class ConsolePages:
             return [one for one in self.extensions if self.config.needs(one, announced)]
 
     def _events(self, device: str) -> list[HistoryEntry]:
-        """Return what extensions know about a device."""
+        """Return the timeline entries of extensions about a device."""
         loaded = ((one.name, load) for one in self._needed() if (load := one.load("history")))
         return [
             HistoryEntry(time, name, *more)
@@ -364,7 +364,7 @@ class ConsolePages:
         ]
 
     def _parts(self, page: str, query: Query) -> tuple[list[Markup], list[Notice]]:
-        """Return what extensions add to a page, and their notices."""
+        """Return the parts that extensions add to a page, and their notices."""
         parts, found = [], []
         for entry in self._needed():
             if load := entry.loaders("parts").get(page):

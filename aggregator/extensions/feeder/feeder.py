@@ -38,7 +38,7 @@ PARTS = 4
 
 
 class FeederError(Failure):
-    """Sums of which no forecast can be made."""
+    """Sums that are not sufficient for a forecast."""
 
 
 class OpenedSum(Protocol):
@@ -267,7 +267,7 @@ _Ends = tuple[float, ...] | None
 def _forecast(
     record: ProfileRecord, first: int, end: int, begin: int, expected: Mapping[int, OpenedSum]
 ) -> tuple[tuple[float, ...], _Ends, _Ends, str, float]:
-    """Return values, both ends, what they are made of, and the share of the history.
+    """Return values, both ends of the interval, the name of the method, and the share of the history.
 
     Args:
         first: Begin of the record, Unix milliseconds.

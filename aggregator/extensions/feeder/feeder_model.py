@@ -37,13 +37,12 @@ Design = NDArray[np.float32]
 LEVELS = (0.1, 0.5, 0.9)
 """Quantiles of a forecast; the interval is between the first and the last."""
 PENALTY = 110.0
-"""Of the coefficients over the number of origins, as a share of the mean diagonal: what one feeder's days teach
-is worth less than its mean until there are many."""
+"""Ridge penalty of the coefficients, as a share of the mean diagonal; it is divided by the number of origins."""
 PASSES = 5
 BLOCKS = 8
 """Parts of the history; each of the newer half is forecast by coefficients of those before it."""
 FOLLOW = (0.0, 0.25, 0.5)
-"""Parts of what the newest week missed that are tried."""
+"""Candidate shares of the newest week's residual that correct a forecast."""
 LEAST_ORIGINS = 14
 """Origins with a known day after them that the closed form needs."""
 _EQUAL = 10.0  # origins with equal shares, which are added to those that choose the shares
@@ -80,7 +79,7 @@ class FeederIssues:
 def issues(
     record: ProfileRecord, origins: Ints, horizon: int, expected: Floats, skip: int = 0
 ) -> FeederIssues:
-    """Return what is known about forecasts that were or are to be issued.
+    """Return features and outcomes of past and of pending forecasts.
 
     Args:
         record: What the feeder drew, and the calendar until the last target.
@@ -155,7 +154,7 @@ def own_forecast(rows: ProfileRows, scale: Floats, coefficients: Floats) -> Floa
 
 
 def combined(own: Floats, issued: FeederIssues, shares: Floats) -> Floats:
-    """Return the forecast, shape ``(n, H)``; without a sum of the devices the others have its share.
+    """Return the forecast, shape ``(n, H)``; without a sum of the devices its share goes to the other parts.
 
     Args:
         own: Forecasts of the closed form.
@@ -193,7 +192,7 @@ def fan(
 
 
 def recent_errors(model: FeederModel, residuals: Floats) -> tuple[Floats, Floats]:
-    """Return what is added for what was missed lately, and how large errors were, as known at each origin.
+    """Return the correction by recent residuals, and the relative size of recent errors, as known at each origin.
 
     Args:
         residuals: Of consecutive origins, in levels, shape ``(m, H)``.
@@ -212,7 +211,7 @@ def recent_errors(model: FeederModel, residuals: Floats) -> tuple[Floats, Floats
 
 
 def _recent_middle(model: FeederModel, residuals: Floats) -> Floats:
-    """Return the median of what the newest known week missed at each origin, shape ``(m + lag,)``."""
+    """Return the median residual of the newest known week at each origin, shape ``(m + lag,)``."""
     found = np.zeros(len(residuals) + model.lag)
     for at in range(2 * model.a_day + model.lag - 1, len(found)):
         end = at + 1 - model.lag
@@ -284,7 +283,7 @@ def _chosen(rows: ProfileRows, mine: NDArray[np.bool_]) -> ProfileRows:
 
 
 def _shares(own: Floats, issued: FeederIssues) -> Floats:
-    """Return the shares with the least mean absolute error; without sums of the devices half is theirs."""
+    """Return the shares with the least mean absolute error; the devices get half if none of their sums is known."""
     level = issued.rows.level[:, None]
     mean = issued.rows.base * level
     paired = np.isfinite(issued.load) & np.isfinite(issued.expected)

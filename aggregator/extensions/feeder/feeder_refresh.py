@@ -17,7 +17,7 @@ from edge_sdk.app.cli import fields
 RECENT = 7 * 86_400_000
 """Milliseconds after the begin of a period in which its sum is expected."""
 EVERY = 60.0
-"""Seconds between two looks for sums that were opened."""
+"""Seconds between two checks for opened sums."""
 LONGEST = 900.0
 """Seconds after which a forecast is given up."""
 

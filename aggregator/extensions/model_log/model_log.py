@@ -92,7 +92,7 @@ class ModelLeaves(Table):
 def logged(
     message: ModelMessage, bundle: bytes, store: Store, ends: Ends, *, time: int
 ) -> tuple[ModelMessage, Callable[[], None]]:
-    """Return a manifest with its proof, and what saves its leaf. Nothing is saved yet.
+    """Return a manifest with its proof, and a function that saves its leaf. Nothing is saved yet.
 
     The leaf has the next number of the log. The caller saves it in the transaction that saves the
     manifest; the database refuses a second leaf of a number.

@@ -27,12 +27,12 @@ def dnc(
     factor: Factor = 1.0,
     seed: Seed = 0,
 ) -> RuleVerdict:
-    """Average the rows that lie least far out along the largest direction of a sample of coordinates.
+    """Average the rows with the smallest projections on the first principal direction of a sample of coordinates.
 
     Each repeat draws coordinates, and leaves out the ``factor * f`` rows with the largest projection on
     the first principal direction; rows left out by no repeat count. Tolerates f faulty rows whose lengths
-    are bounded: among rows of very unlike lengths the mean, from which projections count, lies with the
-    longest, and one that lies beside it stays. Put ``norm_clipping`` or ``arc`` before it.
+    are bounded: among rows of very different lengths the mean lies near the longest rows, and a row beside it is
+    kept. Put ``norm_clipping`` or ``arc`` before it.
     O(n b (n + repeats)) for b columns, and n d.
 
     Args:
@@ -64,7 +64,7 @@ def dnc(
 
 
 def caf(rows: Rows, *, f: Faulty) -> RuleVerdict:
-    """Average the rows with weights that shrink along the largest direction of their covariance.
+    """Average the rows with weights that shrink along the first principal direction of their covariance.
 
     Weights begin equal. Each step multiplies them by 1 - tau / max tau, where tau is a row's squared
     distance to the mean along the covariance's first direction, until their sum is at most n - 2 f. The

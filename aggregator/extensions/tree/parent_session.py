@@ -169,7 +169,7 @@ class ParentSession:
             session.count("disk full")
 
     def begin(self, received: ParentRecord | None) -> None:
-        """Continue at the model that the site's state records; a repeat of it is ignored."""
+        """Continue from the model that the site's state records; a repetition of it is ignored."""
         if received is not None and received.turn[0] == self._session.seen.run:
             if self.is_offered(received):
                 self._session.parts.inbox.record_trained(received.turn[1:], received.version)

@@ -67,7 +67,7 @@ class TreeSite(ServerExtension):
     # --- what the round engine asks
 
     def holds(self, state: Any) -> bool:  # noqa: ANN401 - the half's own
-        """Return whether the round after a state waits: to adopt a model, or for the next one.
+        """Return whether the round after a state waits for a model of the parent.
 
         A site waits before the parent's first model, and after ``rounds`` rounds on each; after
         ``patience`` it continues by itself.

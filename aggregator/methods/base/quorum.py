@@ -119,7 +119,7 @@ class QuorumState:
         )
 
     def without(self, clients: Iterable[str]) -> QuorumState:
-        """Return the state without those of some clients that are absent."""
+        """Return the state without the absent ones among some clients."""
         removed = {client for client in clients if not self.present.get(client, False)}
         present = {
             client: is_present

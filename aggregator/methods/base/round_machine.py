@@ -110,7 +110,7 @@ def _no_clients(_state: object) -> Iterable[str]:
 
 @dataclass(frozen=True, slots=True)
 class RoundHooks(Generic[S]):
-    """The hooks in which the rounds of one engine differ from those of another."""
+    """The hooks of a round engine: the steps that differ from engine to engine."""
 
     rounds: Rounds
     # returns True if an update belongs to the open round and is used

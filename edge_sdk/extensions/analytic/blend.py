@@ -14,10 +14,10 @@ EVERY = 5
 """One block in so many is held back."""
 
 FEW = 200.0
-"""Held-back windows at which weights by least loss and by error alone count the same."""
+"""Number of held-back windows at which weights by least loss and weights by error count the same."""
 
 PRIOR = 100.0
-"""Held-back windows at which the weights of a new device count as much as those it begins with."""
+"""Number of held-back windows at which the fitted weights and the prior weights count the same."""
 
 _STEEP = 10.0
 _ROUNDS = 300
@@ -131,14 +131,14 @@ def served_weights(forecasts: Floats, targets: Floats, *, level: float = 0.5) ->
 
 
 def weights_of_a_new_device(weights: Floats, begun: Floats, windows: int) -> Floats:
-    """Return the weights of a device whose few held-back windows count beside a prior.
+    """Return the weighted mean of the weights fitted to few held-back windows and of prior weights.
 
     A week of windows shows what fitted that week. The prior of a new device is best an equal mean of
     the fleet's model and its own drawn towards it; it counts as ``PRIOR`` windows do.
 
     Args:
-        weights: What its held-back windows give, shape ``(candidates,)``.
-        begun: What a device without a window has, at least 0, with sum 1, same shape.
+        weights: Fitted to its held-back windows, shape ``(candidates,)``.
+        begun: Prior weights, at least 0, with sum 1, same shape.
 
     >>> weights_of_a_new_device(np.array([1.0, 0.0]), np.array([0.0, 1.0]), 300).tolist()
     [0.75, 0.25]

@@ -55,7 +55,7 @@ FEWEST = 336
 SHORTEST = 21
 """Days of record below which nothing is fitted: each fold would have less than a week."""
 OFTEN: Final = 0.1
-"""Share of targets that are 0 from which quantiles are a hurdle model's: below it no usual one is 0."""
+"""Least share of zero targets for a hurdle model: below it no quantile of interest is 0."""
 FEWEST_ON: Final = 100
 """Targets above 0 below which there is no hurdle model."""
 LOSS = QuantileLoss()
@@ -163,7 +163,7 @@ class _Work:
         return np.asarray((self.frame.truth(self.origins) - last) / self.place.unit)
 
     def closed_forms(self) -> tuple[list[ClosedForm], Floats, Floats]:
-        """Return the models of all windows, and changes predicted by those of early and of all windows."""
+        """Return the models fitted to all windows, and the changes predicted by the early and the final models."""
         changes, late = self.changes(), self.late
         units = SparseUnits.of(len(self.place.names), self.form.units if self.horizon == 1 else 0)
         found, first, final = [], np.empty(changes.shape), np.empty(changes.shape)
@@ -184,7 +184,7 @@ class _Work:
         return found, first, final
 
     def _early(self, blank: ClosedForm, rows: Single, goal: Floats) -> tuple[float, Floats]:
-        """Return the penalty that misses least on held-back windows, and the model without them."""
+        """Return the penalty with the least held-back error, and the model fitted without the held-back windows."""
         late, some = self.late, rows[~self.late]
         y, count = goal[~late], int((~late).sum())
         gram, cross = closed_sums(blank, some, y)

@@ -34,7 +34,7 @@ FLEET, CLOSED, NOTHING, LAST = "fleet", "closed form", "nothing", "last value"
 PREFIX = "hurdle_"
 """Prefix of the names of a hurdle model's saved arrays."""
 HURDLE = "probability of 0"
-"""Of a load that is often 0, in place of ``NOTHING``: a hurdle model."""
+"""Base of the trees of a load that is often 0: a hurdle model, in place of ``NOTHING``."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,7 +100,7 @@ class BoostedModel:
         return found
 
     def _check(self) -> None:
-        """Refuse arrays that no fit gives."""
+        """Refuse arrays that cannot be the result of a fit."""
         mean, edges, asked, levels = self.mean, self.edges, self.asked, len(self.weights)
         count = levels * len(self.bases)
         depth = asked.shape[-1]
@@ -139,7 +139,7 @@ class BoostedModel:
         fleet: Mapping[str, Callable[[Ints], Floats]],
         turn: Callable[[], None],
     ) -> BoostedModel | None:
-        """Fit another one to some windows; None if they are too few."""
+        """Fit another model to some windows; None if they are too few."""
         from edge_sdk.extensions.analytic.boosted_fit import FleetForecasts, fit  # noqa: PLC0415 - it imports this
 
         named = {name: FleetForecasts(one, one) for name, one in fleet.items()}

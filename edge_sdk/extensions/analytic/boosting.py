@@ -28,7 +28,7 @@ class FittedTrees:
     base: bytes  # digest of the fleet's model at the fit
 
     def arrays(self) -> dict[str, Array]:
-        """Return it as named arrays, to be saved; ``from_arrays`` is the inverse."""
+        """Return the trees as named arrays, to be saved; ``from_arrays`` is the inverse."""
         base = np.frombuffer(self.base, np.uint8)
         return {**self.model.arrays(), "row": np.array(self.row), "base": base}
 

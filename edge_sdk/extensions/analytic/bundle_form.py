@@ -33,7 +33,7 @@ _BLAS = 34 * 2**20  # bytes that OpenBLAS takes at its first product, on x86-64
 
 
 def functions_of(manifest: Manifest, graphs: Mapping[str, Graph]) -> Mapping[str, Graph]:
-    """Return the functions of a bundle, beside its graphs."""
+    """Return the functions that are computed for a bundle in place of graphs."""
     if not isinstance(manifest.analytic, AnalyticSection):
         from edge_sdk.extensions.analytic.profile_sums import functions_of_profiles  # noqa: PLC0415 - as needed
 
@@ -62,7 +62,7 @@ def check_golden(bundle: Bundle) -> None:
 
 
 def form_of(learner: ModelRuntime) -> BundleForm:
-    """Return what a bundle in closed form adds to the runtime of its model."""
+    """Return the form of a bundle in closed form, for the runtime of its model."""
     if isinstance(learner.manifest.analytic, AnalyticSection):
         return AnalyticForm(learner)
     from edge_sdk.extensions.analytic.profile_runtime import ProfileForm  # noqa: PLC0415 - as needed
@@ -142,7 +142,7 @@ class AnalyticForm(BundleForm):
 
 
 def _online_vector(learner: ModelRuntime) -> OnlineVector | None:
-    """Return what adds new windows to the model; None if nothing may.
+    """Return the online update of the model's vector; None if it is off or the readings are hidden.
 
     Where noise hides the readings from training, it hides them from this too.
     """

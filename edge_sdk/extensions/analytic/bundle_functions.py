@@ -37,7 +37,7 @@ BLOCK = 512
 WINDOWS = 64
 """Windows whose inputs, float64, are in memory at once: a week of lags has far more rows than a design."""
 SQUARED = 1e9
-"""Floor of the residuals under which every weight is the same: least squares."""
+"""Floor of the residuals that makes all weights equal: least squares."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -270,7 +270,7 @@ class AnalyticModel:
         return Standardiser(wide[:count], np.maximum(wide[count : 2 * count], 0.0)), coefficients
 
     def _record(self, x: Floats) -> tuple[LoadRecord, NDArray[np.int64]]:
-        """Join windows to one record; between two lie the rows of the horizon, which no window reads."""
+        """Join windows to one record, separated by rows of the horizon that no window reads."""
         count, lookback, ahead = len(x), self._window.lookback, self._window.horizon
         away = np.arange(1 - lookback, ahead + 1)
         slots = self._at_end(x, self._slot)[:, None] + away

@@ -162,7 +162,7 @@ def hurdle(
 
 
 def _trees_of(arrays: Mapping[str, NDArray[Any]], name: str, count: int) -> tuple[Trees, ...]:
-    """Return so many ensembles of one part of a saved model.
+    """Return the ensembles of one part of a saved model, ``count`` of them.
 
     Raises:
         KeyError, ValueError: As ``Hurdle.from_arrays``.

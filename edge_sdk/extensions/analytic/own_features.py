@@ -40,7 +40,7 @@ class FeatureRows:
 
     @classmethod
     def of(cls, frame: ChannelFrame, shift: float, unit: float) -> FeatureRows | None:
-        """Return it; None where steps do not divide a day into four parts or more."""
+        """Return the features of a record; None unless the step divides a day into at least four parts."""
         step, horizon = frame.window.step_seconds, frame.window.horizon
         day = DAY // step
         if DAY % step or day < 4 or not len(frame):

@@ -237,7 +237,7 @@ def _columns(
 
 
 def _lags(values: Floats, rest: Flags, wanted: Flags, day: int) -> tuple[Columns, Columns, Floats]:
-    """Return columns of lags ``(n, H)``, what the newest days missed ``(n,)``, and ``base``."""
+    """Return columns of lags ``(n, H)``, columns of recent residuals ``(n,)``, and ``base``."""
     known = np.isfinite(values)
     alike = known & (rest == wanted[:, :, None])
     number = np.cumsum(alike, axis=2)
@@ -296,10 +296,10 @@ def _lags(values: Floats, rest: Flags, wanted: Flags, day: int) -> tuple[Columns
 
 
 def _missed(missed: Floats, newest: Sequence[Floats], base: Floats) -> Columns:
-    """Return what the newest hours and days of each origin missed, by name, each of shape ``(n,)``.
+    """Return the mean residuals of the newest hours and days of each origin, by name, each of shape ``(n,)``.
 
     Args:
-        missed: Of the last day, oldest row first, shape ``(n, day)``.
+        missed: Residuals of the last day, oldest row first, shape ``(n, day)``.
         newest: Lags by number of known days.
         base: Of the first day, shape ``(n, day)``.
     """
@@ -317,7 +317,7 @@ def _missed(missed: Floats, newest: Sequence[Floats], base: Floats) -> Columns:
 
 
 def _mean(values: Floats, otherwise: Floats) -> Floats:
-    """Return the mean over the last axis of what is known."""
+    """Return the mean of the known values over the last axis."""
     known = np.isfinite(values)
     count = known.sum(axis=-1)
     total = np.where(known, values, 0.0).sum(axis=-1)
@@ -325,7 +325,7 @@ def _mean(values: Floats, otherwise: Floats) -> Floats:
 
 
 def _bridged(profile: Floats) -> Floats:
-    """Return a profile with what no day has known drawn between its neighbours, as on a circle.
+    """Return a profile whose unknown slots are interpolated between their neighbours, cyclically.
 
     Args:
         profile: Shape ``(n, H)``, NaN where unknown; a row without any number becomes 0.
@@ -342,7 +342,7 @@ def _bridged(profile: Floats) -> Floats:
 
 
 def _first(values: Floats, chosen: Flags, otherwise: Floats) -> Floats:
-    """Return the one chosen value of each row."""
+    """Return the chosen value of each row."""
     total = np.where(chosen, values, 0.0).sum(axis=-1)
     return np.asarray(np.where(chosen.any(axis=-1), total, otherwise))
 
@@ -357,7 +357,7 @@ def _ordered(name: str, values: Floats, levels: Iterable[float], otherwise: Floa
 
 
 def _quantiles(values: Floats, levels: Iterable[float], otherwise: Floats) -> list[Floats]:
-    """Return quantiles over the last axis of what is known, linear between ranks."""
+    """Return quantiles of the known values over the last axis, linear between ranks."""
     ordered, count = np.sort(values, axis=-1), np.isfinite(values).sum(axis=-1)
     found = []
     for level in levels:

@@ -83,7 +83,7 @@ def stage_statistics(
     *,
     noise: float = 1.0,
 ) -> dict[int, Statistic]:
-    """Return what a device sends in a pass: a statistic of its rows for each stage that it has.
+    """Return the statistics that a device sends in a pass: one for each stage of its rows.
 
     Args:
         design: As ``scaled_design`` returns it, shape ``(N, P)``.
@@ -118,9 +118,9 @@ def naive_noise(rows: ProfileRows, targets: Floats) -> Floats:
 
 
 def spread_columns(rows: ProfileRows) -> Floats:
-    """Return what a spread is announced from, in levels, shape ``(n, H, 6)``.
+    """Return the regressors of the announced spread, in levels, shape ``(n, H, 6)``.
 
-    One, the modulus of base, the deviation of the newest days of the kind, what the last day missed
+    One, the modulus of base, the deviation of the newest days of the kind, the error of the last day
     on the average, and the ranges of ten days of the kind and of all days, all at the slot.
     """
     column = {name: rows.design[:, :, rows.names.index(name)] for name in _OF_SPREAD}
@@ -234,7 +234,7 @@ def strength_losses(
     strengths: Sequence[float] = OWN_STRENGTHS,
     passes: int = 4,
 ) -> Floats:
-    """Return the mean loss after each strength on rows that δ has not learned from.
+    """Return the mean loss of each strength on rows that were held back from δ.
 
     A device of the fleet pretends to be new: δ learns from a few days of its record, and the days
     after them are what it is judged by. ``missed`` must be under a prior that the device is no part

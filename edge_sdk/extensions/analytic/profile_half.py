@@ -54,7 +54,7 @@ class IssuedWindows:
 
     @classmethod
     def of(cls, run: Run, record: NumberedRecord) -> IssuedWindows:
-        """Find them; clocks that change move them by hours."""
+        """Find the windows of a record; a change of daylight saving moves them by an hour."""
         span, found = record.span(), [np.zeros(0, np.int64)]
         if span is not None:
             first = record.named(np.array(span[:1]))[1].x
@@ -176,7 +176,7 @@ def with_own_part(run: Run, windows: IssuedWindows, p: Vector, spec: ParamSpec) 
 
 
 def own_parts(run: Run, windows: IssuedWindows, p: Vector, strength: float) -> Floats:
-    """Return own parts that have learned from even weeks, odd weeks and all, shape ``(3, W)``.
+    """Return own parts fitted to the even weeks, the odd weeks and all weeks, shape ``(3, W)``.
 
     Each is what ``profile_form.own_part`` returns for its rows.
     """
@@ -196,7 +196,7 @@ _NONE = np.zeros(1)
 
 
 def _added(parts: Iterator[tuple[Array, ...]]) -> list[Floats]:
-    """Add results up one after the other: two are in memory at once."""
+    """Add up results as they are computed, with two of them in memory at once."""
     total = [np.array(one, np.float64) for one in next(parts)]
     for part in parts:
         for whole, one in zip(total, part, strict=True):

@@ -132,7 +132,7 @@ class ProfileSums:
         return (prior_share(losses[0], losses[1], expected=ratio),)
 
     def _hidden(self, x: Array, number: Array, stage: int) -> Array:
-        """Return windows of which the newest days alone are known, so many as the stage is for."""
+        """Return windows truncated to the number of known days of a stage."""
         if stage == len(STAGES) - 1:
             return x
         least, more = STAGES[stage], STAGES[stage + 1] - STAGES[stage]
@@ -153,7 +153,7 @@ class ProfileSums:
     def own_sums(
         self, p: Array, x: Array, y: Array, number: Array, own: Array
     ) -> tuple[NDArray[np.float32], Floats]:
-        """Return the sums of which a device's own part is solved; ``profile_half`` has the passes.
+        """Return the sums from which the own part of a device is solved, for one pass of ``profile_half``.
 
         Args:
             number: Of every window.
@@ -184,7 +184,7 @@ class ProfileSums:
     def own_errors(
         self, p: Array, x: Array, y: Array, number: Array, own: Array
     ) -> tuple[Floats, Floats]:
-        """Return what forecasts missed whose own part has not learned from their week.
+        """Return the cross-fitted residuals: every week is forecast with the own part of the other weeks.
 
         Args:
             own: As for ``own_sums``; the weeks of one half are forecast with the other's part.

@@ -40,7 +40,7 @@ class AgentRenewal:
             self._renewal.turn(self._client.now)
 
     def close(self) -> None:
-        """End nothing."""
+        """Do nothing."""
 
     def status(self) -> dict[str, object]:
         return {} if self._renewal is None else self._renewal.status()

@@ -19,7 +19,7 @@ from edge_sdk.forecasting.forecast import COMMON, FLEET, TUNED
 from edge_sdk.training.model_runtime import ModelRuntime
 
 OF_FLEET = frozenset({FLEET, COMMON, TUNED, LAST_GOOD, FLEET_TREES, BLEND, MEAN, BY_STEP})
-"""Names of the candidates that the fleet's training has a part in."""
+"""Names of the candidates that depend on the fleet's training."""
 
 
 def backtested(
@@ -28,7 +28,7 @@ def backtested(
     state: Any,  # noqa: ANN401 - the half's own type
     origins: Ints,
 ) -> tuple[dict[str, Floats], frozenset[str], str]:
-    """Forecast from origins with every candidate of a device, and with a choice that is none of them.
+    """Forecast from origins with every candidate of a device, and with the served combination of them.
 
     The device's own models are fitted again, on the windows before the first scored one.
 

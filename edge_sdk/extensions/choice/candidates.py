@@ -96,7 +96,7 @@ class BoostedCandidate(Protocol):
         fleet: Mapping[str, Fan],
         turn: Callable[[], None],
     ) -> BoostedCandidate | None:
-        """Fit another one to some windows; None if they are too few."""
+        """Fit another candidate to some windows; None if they are too few."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -266,7 +266,7 @@ def is_profile(frame: ChannelFrame) -> bool:
 
 
 def judged(frame: ChannelFrame, origins: Ints) -> Ints:
-    """Return the origins by whose forecasts candidates are judged: profiles as they are issued.
+    """Return the origins at which candidates are scored: for profiles, the times of issue.
 
     A profile is issued every six hours. Any other forecast is judged from every row.
     """

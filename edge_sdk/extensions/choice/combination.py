@@ -32,9 +32,9 @@ LAST_GOOD: Final = "last good"
 OWN: Final = "own"
 """A linear model of this device alone, in closed form; never sent."""
 TREES: Final = "trees"
-"""A wider model of this device alone, and trees fitted to what it leaves; never sent."""
+"""A wider model of this device alone, and trees fitted to its residuals; never sent."""
 FLEET_TREES: Final = "fleet and trees"
-"""The model of the run's method, and trees of this device fitted to what it leaves; never sent."""
+"""The model of the run's method, and trees of this device fitted to its residuals; never sent."""
 BLEND: Final = "blend"
 """The mean of models, trees and seasons with the least loss on blocks of the whole record."""
 LAST_DAY: Final = "last day"
@@ -63,12 +63,12 @@ CANDIDATES: Final = (
 COLUMNS: Final = (*CANDIDATES, MEAN)
 """The names of an error table's columns."""
 USUAL: Final = tuple(name for name in COLUMNS if name != LAST_GOOD)
-"""The columns that are compared as long as there was no alarm."""
+"""The columns that are compared before the first alarm."""
 
 LEAST: Final = 7
 """Number of held-back days below which a candidate is not compared."""
 PROFILES: Final = 21
-"""The same of profiles, whose prior is good from the first day on: never chosen by a week or two."""
+"""``LEAST`` for profiles: their prior is good from the first day, so a week or two decides nothing."""
 LONGEST: Final = 56
 """Number of newest held-back days that are kept."""
 CLOSE: Final = 1.25

@@ -135,7 +135,7 @@ MARGIN: Final = 0.05
 GROSS: Final = 2.0
 """Multiple of the naive error and of the usual one that is an alarm on two days in succession."""
 USUAL: Final = (7, 28)
-"""Least and largest number of earlier days whose median error is the usual one."""
+"""Least and largest number of earlier days for the median error, the usual one."""
 EARLIER: Final = (28, 92)
 """Least and largest number of earlier days with which a day's ratio to the naive error is compared."""
 LAG: Final = 14
@@ -147,7 +147,7 @@ UNUSUAL_SHARE: Final = 0.2
 SPANS: Final = (2, 14)
 """Days by which the device chooses again after a fast and after a slow alarm."""
 LOST: Final = (0.6, 0.7, 0.8, 0.9, 0.97)
-"""Probabilities of a lost day that the bets are best for; the evidence is their mean."""
+"""Alternative hypotheses of the bets: probabilities of a lost day; the evidence is the mean over them."""
 BOUND: Final = 36_500.0
 """Days between two false alarms, on average and at least: a hundred years."""
 

@@ -37,7 +37,7 @@ from edge_sdk.training.model_runtime import ModelRuntime
 
 SELECTION, TUNED_MODEL, OWN_MODEL = "forecast selection", "tuned model", "own model"
 BOOSTED_MODEL, GOOD_MODEL = "boosted model", "last good model"
-"""Names under which the store keeps them."""
+"""Names of the stored models."""
 
 _UNREADABLE = (
     WireError,
@@ -256,7 +256,7 @@ def recalled(
 
 
 def saved_status(config: Config, store: DeviceStore) -> dict[str, Any]:
-    """Return the saved choice in plain words, for the command that reads a device beside it."""
+    """Return the saved choice in plain words, read beside a running device."""
     announced = saved_message(store, BundleMessage, "bundle")
     bundle = bootstrap.open_bundle(config, announced)
     learner = bootstrap.set_up(config, store, bundle, bootstrap.of_bundle(announced, bundle))

@@ -1,4 +1,4 @@
-"""Add what the rounding of an update loses to the next one, so that nothing is lost in the sum."""
+"""Add the rounding error of an update to the next update (error feedback)."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class BodyKeys:
         return self._key.public if self._key is not None and self.is_required else b""
 
     def encrypted(self, body: bytes, ends: Ends, public: bytes | None) -> bytes:
-        """Encrypt a clear body to a key; None: to that of the peer, if it has one.
+        """Encrypt a clear body to a key; without one, to the key of the peer, if the peer has one.
 
         Raises:
             Refused: CANNOT_OPEN: the key of a peer is unknown, or a key agrees on no secret.
@@ -107,9 +107,9 @@ class BodyKeys:
             raise Refused(Reason.PLAIN_REFUSED, f"{proved.sender}: a clear {proved.kind}")
 
     def refuse_peer(self, proved: Sealed) -> None:
-        """Refuse a clear message of a peer where encryption is required, and any that has no key.
+        """Refuse a clear message of a peer where encryption is required, and every message of a peer without a key.
 
-        A link counts at both ends or at neither, so nothing is read of a peer to which nothing can be
+        A link counts at both ends or at neither, so no message is read from a peer to which none can be
         sent.
 
         Raises:
@@ -130,7 +130,7 @@ class BodyKeys:
         return public
 
     def accept_peers(self, keys: Mapping[str, bytes]) -> None:
-        """Encrypt to these peers from now on: the raw X25519 keys of those that have one, by id."""
+        """Replace the keys of the peers: raw X25519 keys by id, of the peers that have one."""
         self._of_peers = keys
 
     def is_hello_due(self, now: float) -> bool:

@@ -157,7 +157,7 @@ def issued_now(inspection: DeviceInspection) -> tuple[IssuedForecast, CommandRes
 
 
 def result_of(forecast: Forecast, compared: CommandResult | None = None) -> CommandResult:
-    """Return a forecast as a table; without the model, what it lacks comes first.
+    """Return a forecast as a table; a forecast without the model begins with the missing inputs.
 
     Args:
         compared: The candidates that were compared; None without a comparison.

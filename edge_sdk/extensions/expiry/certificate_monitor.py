@@ -134,7 +134,7 @@ class AgentExpiry:
 
     @staticmethod
     def prepare(config: Config) -> None:
-        """Prepare nothing."""
+        """Do nothing."""
 
     def turn(self) -> None:
         """Check the files that are due."""
@@ -142,7 +142,7 @@ class AgentExpiry:
             reminder.turn(self._client.now)
 
     def close(self) -> None:
-        """End nothing."""
+        """Do nothing."""
 
     def status(self) -> dict[str, object]:
         return self._reminders[0].status()

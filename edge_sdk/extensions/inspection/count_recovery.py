@@ -1,4 +1,4 @@
-"""Hold a store against the count of releases outside its folder, and find where neither is known."""
+"""Compare a store with the count of releases outside its folder, and detect the loss of both."""
 
 from __future__ import annotations
 

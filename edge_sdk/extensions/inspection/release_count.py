@@ -30,7 +30,7 @@ SCORE: Final = "score"
 UNKNOWN_COUNT: Final = (
     "the count of releases outside the state folder is missing, and what left before is not known"
 )
-"""Reason for which nothing is released until the owner has accepted it."""
+"""Stop reason until the owner accepts the loss of the count."""
 REMEDY: Final = (
     "restore the file; or accept that earlier releases are not counted: "
     "gridfed-edge budget CONFIG --accept-loss"

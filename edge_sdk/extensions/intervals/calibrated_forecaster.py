@@ -44,7 +44,7 @@ class CalibratedForecaster(Forecaster):
         self.kept = None
 
     def follow(self, p: Vector, frame: ChannelFrame, trained: Vector | None) -> None:
-        """Calibrate by the readings up to the newest; judge forecasts of ``p``."""
+        """Calibrate on the readings up to the newest, by forecasts with ``p``."""
         if self._is_calibrated:
             model = p if trained is None else trained
             served = self.served_fan(p, frame)
@@ -60,7 +60,7 @@ class CalibratedForecaster(Forecaster):
                 self.kept = self._tracker(frame).aid(self.kept, frame, None)
 
     def ends(self, p: Vector, frame: ChannelFrame, graph: Graph) -> EndsOf | None:
-        """Return what moves the ends of the interval; one aided by a server is calibrated apart."""
+        """Return the calibration of the interval's ends; a forecast aided by a server has one of its own."""
         if self.kept is None or not self._is_calibrated:
             return None
         tracker = self._tracker(frame)

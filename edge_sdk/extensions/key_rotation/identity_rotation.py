@@ -175,7 +175,7 @@ class IdentityRotation(KeyReplacement):
         return self._next is not None and bool(ref) and ref == self._trial
 
     def is_trial_over(self, ref: bytes, attempts: int) -> bool:
-        """Return whether a hello by the new key stays without an answer; the former one is used again."""
+        """Return whether the hello of the new key was not answered in time; the former key is used again."""
         if not self.is_trial(ref) or attempts <= TRIALS:
             return False
         self._trial = b""

@@ -50,7 +50,7 @@ class OperatorCommands:
         self.log = CommandLog(parts.store)
 
     def receive(self, verified: VerifiedMessage) -> Events:
-        """Follow a verified message, which is a command, or raise ``Refused``."""
+        """Execute a verified command, or raise ``Refused``."""
         if isinstance(verified.message, m.CommandMessage):
             yield from self._receive(verified.message, verified.ref)
 
@@ -199,7 +199,7 @@ class CommandLog:
         self._store.file_paper(_PAPER, pack_leaves({"done": done}), **{_HIGHEST: number}, **facts)
 
     def lower(self, issued: int) -> int | None:
-        """Discard a number above every one issued, which would block all later commands.
+        """Discard a number above all issued numbers, because it would block later commands.
 
         Returns:
             The new highest number, or None if nothing was discarded.

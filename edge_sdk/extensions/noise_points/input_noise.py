@@ -195,7 +195,7 @@ def _faults(section: PrivacySection, facts: DeviceFacts) -> Iterator[Complaint]:
 
 
 def _moving(section: PrivacySection, epsilon: float) -> Iterator[Complaint]:
-    """Yield complaints unless the epsilon at the input is the present one and below the budget's."""
+    """Yield complaints about an epsilon that decreases over time: wrong mechanism, or above the budget."""
     if section.mechanism.name != "gaussian" or section.mode == "paper":
         yield (
             "mechanism.epsilon",

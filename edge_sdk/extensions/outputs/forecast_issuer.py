@@ -84,13 +84,13 @@ class OutputPlace(NamedTuple):
 
 
 class Output(Protocol):
-    """A receiver of reports. No method raises or waits for the outside."""
+    """A receiver of reports. No method raises or blocks."""
 
     name: str  # number and type, for the log
     interval: float  # shortest time between two forecasts, in seconds
 
     def start(self, client: ForecastingClient) -> None:
-        """Begin to write."""
+        """Start writing reports."""
 
     def submit(self, report: AgentReport, *, is_new: bool) -> None:
         """Pass a report on; ``is_new`` if its forecast is new."""
@@ -99,10 +99,10 @@ class Output(Protocol):
         """Return the state of the output, without any value."""
 
     def stop(self) -> None:
-        """Begin to end."""
+        """Request the end; returns at once."""
 
     def close(self, patience: float) -> None:
-        """Wait for the end, for so many seconds at most."""
+        """Wait for the end, at most ``patience`` seconds."""
 
 
 S = TypeVar("S")

@@ -140,7 +140,7 @@ def _start(
 def _activated(
     local: TrainingContext, settings: LocalSgd, state: ConsensusState, task: Task
 ) -> tuple[ConsensusState, dict[str, float]]:
-    """Take the local steps, then the budget's at the new weights; no report without windows."""
+    """Take the local steps, then the step of the budget at the new weights; no report without windows."""
     values, spec, z, eps = task.values, local.spec, task.arrays["z"], state.eps
     steps, rate = int(values.get("steps", 1.0)), settings.rate_of(values)
     if not steps:

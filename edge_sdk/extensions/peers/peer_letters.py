@@ -21,10 +21,10 @@ class PeerEncryption(BodyEncryption, Protocol):
     """The encryption of bodies, with the keys of peers."""
 
     def refuse_peer(self, proved: Sealed) -> None:
-        """Refuse a clear message of a peer, and any to which nothing can be answered."""
+        """Refuse a clear message of a peer, and every message of a peer without a key."""
 
     def accept_peers(self, keys: Mapping[str, bytes]) -> None:
-        """Encrypt to these peers from now on: their raw public keys, by id."""
+        """Replace the keys of the peers: raw public keys by id."""
 
 
 class PeerLetters:

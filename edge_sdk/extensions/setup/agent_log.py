@@ -30,7 +30,7 @@ class AgentLog:
 
     @staticmethod
     def prepare(config: Config) -> None:
-        """Prepare nothing."""
+        """Do nothing."""
 
     def turn(self) -> None:
         """Log what is new; the readings of the first call, of files, are not the first."""
@@ -44,7 +44,7 @@ class AgentLog:
             reminder.turn(client.learner.manifest)
 
     def close(self) -> None:
-        """End nothing."""
+        """Do nothing."""
 
     def status(self) -> dict[str, object]:
         return {}

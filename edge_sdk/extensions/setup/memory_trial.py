@@ -37,7 +37,7 @@ _NEWEST: Final = 1_700_006_400  # time of the newest made-up reading, Unix secon
 
 
 def memory_finding(config: Config, path: Path) -> str:
-    """Return in words that the configured limit of memory suffices.
+    """Return the sentence that the configured memory limit suffices.
 
     Raises:
         ConfigError: It does not suffice; the message says what does.
@@ -60,7 +60,7 @@ def memory_finding(config: Config, path: Path) -> str:
 
 
 def least_above(limit: int, is_enough: Callable[[int], bool]) -> int | None:
-    """Return the least limit above one that suffices, in steps; None if none does.
+    """Return the least sufficient memory limit above a given one, in steps; None if there is none.
 
     Args:
         limit: MiB that do not suffice.

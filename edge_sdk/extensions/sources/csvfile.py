@@ -133,7 +133,7 @@ class CsvFile:
         return (self._wanted - set(header) if header else set()), header
 
     def survey(self) -> list[str]:
-        """Return the columns that nothing is read from.
+        """Return the unused columns.
 
         Raises:
             ConfigError: A configured column is missing, so no line would be read; or as ``lacks``.
@@ -205,7 +205,7 @@ class CsvFile:
         return float(np.median(np.diff(times))) if len(times) > 1 else 0.0
 
     def _is_register(self, place: int, known: list[tuple[float, float]]) -> bool:
-        """Return whether a column is a register; one that rests in the first rows is read as a whole."""
+        """Return whether a column is a register; a column with constant first rows is read to its end."""
         if self._differences(known) is not None:
             return True
         values = [value for _, value in known]
@@ -327,7 +327,7 @@ class CsvFile:
         header: list[str],
         reject: Callable[[str, int, list[str]], None],
     ) -> Iterator[tuple[list[str], Mapping[str, int]]]:
-        """Yield the rows of the filter, each with the places of the columns by the header above it."""
+        """Yield the filtered rows, each with the positions of the columns by the nearest header above it."""
         at, width, lacks = _places(header), len(header), ""
         time, names = header[at[self._times[0]]], {*at}
         where = [

@@ -44,7 +44,7 @@ class ExaminedSource(Protocol):
     """A source that lists the input that it reads and the input that it leaves out."""
 
     def survey(self) -> Iterable[str]:
-        """Return the parts of its input from which no stream is read."""
+        """Return the unused parts of its input."""
 
     def report(self) -> Mapping[str, Any]:
         """Return further results of a test, after the readings.
@@ -153,7 +153,7 @@ def _gathered(source: ThreadedSource, count: int, patience: float) -> tuple[list
 
 
 class _LastOfSlots:
-    """The first so many readings; as in the store, the last of a stream's slot counts."""
+    """The first ``count`` readings; of several readings of a stream in one slot, the last one."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -174,7 +174,7 @@ class _LastOfSlots:
 
 
 def waiting(source: str, count: int, patience: float, now: float) -> str:
-    """Return the reading that a test of a source waits for, and the deadline.
+    """Return the sentence about the awaited readings of a source test, and the deadline.
 
     Args:
         source: Type and address of the source.

@@ -107,7 +107,7 @@ class SumSender(DeviceExtension):
             self._send(one, now)
 
     def status(self) -> dict[str, Any]:
-        """Return the contracts with what was sent last."""
+        """Return the contracts, each with its last message."""
         found = {}
         for one in self._contracts:
             waiting, source = self._waiting(one.terms.source), one.terms.source
@@ -139,7 +139,7 @@ class SumSender(DeviceExtension):
             logger.info("sum contract followed %s", fields(**about, length=one.terms.length))
 
     def _fits(self, one: FollowedContract, series: Series) -> bool:
-        """Return whether this device has the contract's numbers; else it declines, and says so once."""
+        """Return whether this device has the numbers of a contract; if not, decline it and log that once."""
         terms, target = one.terms, self.device.active.learner.manifest.target
         is_known = (terms.stream, terms.unit) == (target.stream, target.unit)
         does_fit = is_known and not terms.step % (1000 * series.step)
@@ -204,7 +204,7 @@ class SumSender(DeviceExtension):
             self._sent[terms.source] = linked_at, session.now
 
     def _waiting(self, source: str) -> SumMessage | None:
-        """Return the message that was made last."""
+        """Return the last message of a source."""
         body = self._store.paper(f"sum {source}")
         try:
             return None if body is None else decode(SumMessage, body)

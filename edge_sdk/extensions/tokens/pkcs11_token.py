@@ -109,7 +109,7 @@ class Pkcs11Key:
         return self._private is not None and self._epoch == self._library.epoch
 
     def _in_session(self, use: Callable[[], Any]) -> Any:  # noqa: ANN401 - whatever ``use`` returns
-        """Use the key; connect before if need be, and once more if the token has forgotten it."""
+        """Use the key; connect first if necessary, and once more after the token has lost the session."""
         with self._library.lock:
             was_connected = self._is_connected
             if not was_connected:

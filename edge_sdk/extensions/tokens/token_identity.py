@@ -34,7 +34,7 @@ class TokenIdentity:
         self.place = TokenPlace(module, parsed, kind, pin_file)
 
     def load(self, config: Config) -> Signer:
-        """Return the key; one that is away is reached when it is needed.
+        """Return the key; an absent token is reached when the key is used.
 
         Raises:
             ConfigError: It cannot be used, or is another one than the enrolled one.

@@ -502,4 +502,4 @@ def _no_constant(text: str) -> float:
 
 
 STATISTIC: Final = "statistic"
-"""The function that an ask must name whose answer is a statistic."""
+"""Name of the function of every ask whose answer is a statistic."""

@@ -238,7 +238,7 @@ def _frame(
 
 
 def _filled(series: Any, day: int) -> Floats:  # noqa: ANN401
-    """Return the record as the anchors' naive forecast reads it: gaps hold the day before."""
+    """Return the record with gaps filled from the day before, as the anchors' naive forecast reads it."""
     values = np.array(series.filled, np.float64)
     mean = np.nanmean(values)
     for i in np.flatnonzero(~np.isfinite(values)):

@@ -179,7 +179,7 @@ def run(data: Path, name: str) -> dict[str, Any]:
 
 
 def _silent(fleet: Fleet, learn: Floats, test: Floats, power: Floats) -> Floats:
-    """Return the forecast where devices are silent, every day other ones, scaled by their power."""
+    """Return the forecast with a random share of silent devices each day, scaled by rated power."""
     draw = np.random.default_rng(0)
     days = fleet.load.shape[1] // fleet.day + 2
     count = max(1, round(SILENT * len(power)))
@@ -198,7 +198,7 @@ def _silent(fleet: Fleet, learn: Floats, test: Floats, power: Floats) -> Floats:
 
 
 def _issued(model: FeederModel, now: FeederIssues) -> Floats:
-    """Return the forecasts as they are issued one after the other: what was missed before is known."""
+    """Return the forecasts in order of issue, each corrected by the residuals known at its time."""
     own = own_forecast(now.rows, model.scale, model.coefficients)
     missed = (now.load - combined(own, now, model.shares)) / now.rows.level[:, None]
     shift, width = recent_errors(model, np.concatenate([model.residuals, missed]))

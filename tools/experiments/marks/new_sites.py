@@ -36,10 +36,10 @@ GROUPS = 2
 """Groups of a set with at least six sites; with fewer, every site is a group."""
 
 HELD = 5
-"""One part in so many of a new site's windows is held back, the newest."""
+"""Number of parts of a new site's windows, of which the newest is held back."""
 
 OWN, TUNING = (600, 50), (100, 25)
-"""Steps of training alone and of tuning, and how many lie between two checkpoints."""
+"""Steps of training alone and of tuning, each with the steps between two checkpoints."""
 
 TREES = TreeForm(trees=60, depth=3, features=0.6, ballast=2.0)
 """A week has 336 windows: fewer and smaller trees than with years."""

@@ -47,7 +47,7 @@ STRENGTHS = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0)
 SIMPLE = ("day:1:0", "day:7:0", "slot:7")
 LOSS = QuantileLoss()
 KINDS = ("personal", "alone", "fleet", "raw")
-"""Models that leave the residuals on which trees are grown; raw: nothing is taken away."""
+"""Models whose residuals the trees are grown on; ``raw``: the targets themselves."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -253,7 +253,7 @@ def warning(config: AggregatorConfig, path: Path | None) -> str:
 
 
 def access_warning(config: AggregatorConfig) -> str:
-    """Return the rules missing in the configured file of access rules; empty if none is known to be.
+    """Return the missing rules of the configured access file; empty if no missing rule is known.
 
     A fleet with an authority of gridfed's and a broker with TLS is told where no file is named.
     """

@@ -53,7 +53,7 @@ class Personalising:
     is_last_alone: bool = False  # true if the last round has no pull, which tunes the models
 
     def alone(self, version: int) -> dict[str, float]:
-        """Return the numbers of a round without a pull, if it is the next one."""
+        """Return the task's numbers without the proximal term if the next round is the last; else none."""
         is_last = self.rounds.limit is not None and version + 1 >= self.rounds.limit
         return {"prox": 0.0} if self.is_last_alone and is_last else {}
 

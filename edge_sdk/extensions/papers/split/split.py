@@ -153,7 +153,7 @@ def _answered(
 def _shared(
     local: TrainingContext, settings: LocalSgd, state: SplitState
 ) -> tuple[SplitState, Effects]:
-    """Turn the round into one answer; without any turn, answer with the earlier model."""
+    """Return the answer of a round; after a round without turns, the earlier model."""
     assert state.live is not None
     live, spec = _ended_iteration(local, settings, state.live), local.spec
     task = live.task

@@ -138,7 +138,7 @@ class SplitRounds(DeviceExtension):
 
     @property
     def _is_between_rounds(self) -> bool:
-        """Return whether the next round waits for its start, which no operator prevents."""
+        """Return whether the run pauses between two rounds of its schedule, and not by an operator's order."""
         inbox = self._session.parts.inbox
         manifest = inbox.manifest
         is_pause = manifest is not None and manifest.phase == inbox.phase == "pause"

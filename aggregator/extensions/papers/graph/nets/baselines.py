@@ -34,7 +34,7 @@ class GraphNetLayer(nn.Module):
         return self.updated(x, torch.zeros_like(x).index_add(1, to, messages), degree)
 
     def updated(self, x: Tensor, total: Tensor, degree: Tensor) -> Tensor:
-        """Return the nodes' new values from the sums ``(M, N, F)`` of what their neighbours said."""
+        """Return the nodes' new values from the sums ``(M, N, F)`` of their neighbours' messages."""
         mean = self.message(total / degree.clamp_min(1)[:, None]) * (degree > 0)[:, None]
         found: Tensor = self.out(torch.relu(self.gather(torch.cat([x, mean], 2))))
         return found
