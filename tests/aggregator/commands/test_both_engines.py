@@ -38,7 +38,6 @@ READING = (
     ("dead-letters", "list", "--json"),
     ("audit-log", "show", "--last", "0", "--json"),
     ("audit-log", "verify", "--json"),
-    ("data-sheet", "--json"),
 )
 WRITING = (
     ("enrol", "m-3", "--public", PUBLIC["m-3"], "--json"),
