@@ -1,13 +1,15 @@
 """Make keys, begin a run, and sign its announcements.
 
 A configuration that does not exist yet is written first: with the values of the options, of the
-person at the terminal, or with defaults.
+person at the terminal, or with defaults. A new fleet forecasts tomorrow's profile; with --robust, one
+step ahead, by a model that a minority of hostile devices cannot move without bound.
 
 Copy root.pub to every device. Then move root.key offline: the daemon does not need it. Run
 again, it keeps every existing file.
 
   gridfed-aggregator init aggregator.toml
   gridfed-aggregator init aggregator.toml --kind charger --fleet east --yes
+  gridfed-aggregator init aggregator.toml --robust --quorum 16 --yes
 """
 
 from __future__ import annotations
@@ -23,12 +25,29 @@ from edge_sdk.app.cli import CommandResult
 from edge_sdk.app.permissions import make_private_folder
 from edge_sdk.app.wizard import Wizard, write_new
 
-# rule of a new fleet: among the rules that bound a minority, without a cost where all are honest
+# rule of a new robust fleet: among the rules that bound a minority, without a cost where all are honest
 RULE = "centred_clipping"
 RULE_COMMENT = "tolerates a minority of hostile devices: docs/rules.md"
 
-# shipped bundle of each kind of device: it needs nothing but the device's own readings
-BUNDLES = {"meter": "load-week-1", "charger": "chargers-week-1", "station": "cells-week-1"}
+# shipped bundles of each kind of device, which need nothing but its own readings: tomorrow's profile,
+# and one step ahead
+BUNDLES = {
+    "meter": ("load-day-1", "load-week-1"),
+    "charger": ("chargers-day", "chargers-week-1"),
+    "station": ("cells-day", "cells-week-1"),
+}
+
+PROFILES = """\
+bundle = "{bundle}"
+method = "analytic"             # five rounds, each the exact sum of all devices: docs/analytic.md
+# A sum has no rule: one hostile device can move the model, and a device that adds noise of its own
+# cannot take part. `init --robust` writes a fleet with a rule, which forecasts one step ahead.
+"""
+ROBUST = """\
+bundle = "{bundle}"
+method = "fedadam"              # docs/choosing.md compares the methods
+rule = {rule}    # {comment}
+"""
 
 
 def add_new_config_arguments(parser: ArgumentParser) -> None:
@@ -38,6 +57,9 @@ def add_new_config_arguments(parser: ArgumentParser) -> None:
     new.add_argument("--fleet", help="name of the fleet (north)")
     new.add_argument("--broker", metavar="URL", help="the fleet's broker (auto)")
     new.add_argument("--quorum", type=int, help="devices that close a round at once (3)")
+    new.add_argument(
+        "--robust", action="store_true", help="a rule against hostile devices, one step ahead"
+    )
     new.add_argument("--yes", action="store_true", help="ask nothing; take the defaults")
 
 
@@ -46,6 +68,7 @@ def is_wanted(args: Namespace) -> bool:
     asked = (args.kind, args.fleet, args.broker, args.quorum)
     return (
         args.yes
+        or args.robust
         or any(x is not None for x in asked)
         or Wizard.of(accept_defaults=False).is_interactive
     )
@@ -63,14 +86,19 @@ def write_config(path: Path, args: Namespace) -> str:
     broker = wizard.value(args.broker, "broker: auto, or an address", "auto")
     given = None if args.quorum is None else str(args.quorum)
     quorum = wizard.value(given, "devices that close a round", "3")
-    write_new(
-        path, written(kind, fleet, broker, quorum), lambda new: bind(AggregatorConfig.load(new, {}))
-    )
-    return f"{path}: {chosen_rule(quorum)}"
+    text = written(kind, fleet, broker, quorum, is_robust=args.robust)
+    write_new(path, text, lambda new: bind(AggregatorConfig.load(new, {})))
+    return f"{path}: {chosen_rule(quorum) if args.robust else NO_RULE}"
 
 
-def written(kind: str, fleet: str, broker: str, quorum: str) -> str:
+def written(kind: str, fleet: str, broker: str, quorum: str, *, is_robust: bool = False) -> str:
     """Return the text of a configuration."""
+    profile, one_step = BUNDLES[kind]
+    learning = (
+        ROBUST.format(bundle=one_step, rule=rule_text(quorum), comment=RULE_COMMENT)
+        if is_robust
+        else PROFILES.format(bundle=profile)
+    )
     files = (
         'ca_file = "broker-ca.pem"       # authority that signed the broker\'s certificate\n'
         'cert_file = "aggregator.pem"    # certificate of this aggregator\n'
@@ -91,10 +119,7 @@ url = {json.dumps(broker)}
 listen = "127.0.0.1:9464"       # status page and metrics; "off" disables them
 
 [run]
-bundle = "{BUNDLES[kind]}"
-method = "fedadam"              # docs/choosing.md compares the methods
-rule = {rule_text(quorum)}    # {RULE_COMMENT}
-quorum = {quorum}                      # devices that close a round at once
+{learning}quorum = {quorum}                      # devices that close a round at once
 min_updates = {_least(quorum)}                 # devices that suffice at the deadline
 deadline = "15m"
 """
@@ -108,6 +133,12 @@ def rule_text(quorum: str) -> str:
     """
     f = (int(_least(quorum)) - 1) // 2
     return f'{{ name = "{RULE}"{f", f = {f}" * bool(f)} }}'
+
+
+NO_RULE = (
+    "tomorrow's profile by exact sums: one hostile device can move the model, and a device that adds noise of "
+    "its own cannot take part; --robust writes a fleet with a rule, one step ahead (docs/rules.md)"
+)
 
 
 def chosen_rule(quorum: str) -> str:
