@@ -27,7 +27,6 @@ from edge_sdk.app.wizard import Wizard, write_new
 
 # rule of a new robust fleet: among the rules that bound a minority, without a cost where all are honest
 RULE = "centred_clipping"
-RULE_COMMENT = "tolerates a minority of hostile devices: docs/rules.md"
 
 # shipped bundles of each kind of device, which need nothing but its own readings: tomorrow's profile,
 # and one step ahead
@@ -46,7 +45,7 @@ method = "analytic"             # five rounds, each the exact sum of all devices
 ROBUST = """\
 bundle = "{bundle}"
 method = "fedadam"              # docs/choosing.md compares the methods
-rule = {rule}    # {comment}
+rule = {rule}    # tolerates a minority of hostile devices: docs/rules.md
 """
 
 
@@ -93,12 +92,8 @@ def write_config(path: Path, args: Namespace) -> str:
 
 def written(kind: str, fleet: str, broker: str, quorum: str, *, is_robust: bool = False) -> str:
     """Return the text of a configuration."""
-    profile, one_step = BUNDLES[kind]
-    learning = (
-        ROBUST.format(bundle=one_step, rule=rule_text(quorum), comment=RULE_COMMENT)
-        if is_robust
-        else PROFILES.format(bundle=profile)
-    )
+    words = {"bundle": BUNDLES[kind][is_robust], "rule": rule_text(quorum)}
+    learning = (ROBUST if is_robust else PROFILES).format(**words)
     files = (
         'ca_file = "broker-ca.pem"       # authority that signed the broker\'s certificate\n'
         'cert_file = "aggregator.pem"    # certificate of this aggregator\n'
