@@ -93,7 +93,7 @@ def _run(config: Config, *, until_done: bool) -> dict[str, object]:
             device.flush()
             if finite:
                 newest = moment(clients[0].newest_reading)
-                read = clients[0].status()["counts"].get("readings new", 0)
+                read = clients[0].counts.get("readings new", 0)
                 logger.info(
                     "files read %s", fields(files=len(finite), readings=read, newest=newest)
                 )

@@ -260,8 +260,8 @@ class Client:
         return self.learner.issued(found, quality, now=now, run=seen.run, version=seen.version)
 
     def extension(self, name: str) -> DeviceExtension | None:
-        """Return a running extension, or None."""
-        return self._extensions.running.get(name)
+        """Return a configured extension, or None."""
+        return self._extensions.named(name)
 
     @property
     def streams_ahead(self) -> frozenset[str]:
@@ -327,6 +327,11 @@ class Client:
         """Start of the newest reading, Unix seconds; None before the first."""
         series = self.learner.series
         return series.newest * series.step if len(series) else None
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Numbers of events since the start, and of bytes."""
+        return {**self._session.counts, **self._session.traffic()}
 
     @property
     def forecast_source(self) -> str:
@@ -430,7 +435,7 @@ class Client:
             "budget": self._active.accountant.known.summary(plan.release()),
             **self._extensions.status(),
             "held": self._scheduler.why_held,
-            "counts": {**session.counts, **session.traffic()},
+            "counts": self.counts,
         }
 
     # --- one tick ---------------------------------------------------------------------------------

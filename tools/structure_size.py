@@ -167,7 +167,8 @@ def loaded(start: tuple[str, str, str, str], root: Path = ROOT) -> list[Path]:
     statement = (
         f"import sys, {module}, {configuration} as c; read = c.{name}.load({str(path)!r})\n"
         "for one in read.index.configured(read.tables):\n"
-        "    for key in ('extension', 'forecaster', 'agent', 'device'): one.load(key)\n"
+        "    for key in ('extension', 'forecaster', 'agent', 'device'):\n"
+        "        'begins' in one.row and key == 'extension' or one.load(key)\n"
         "print(*(m.__file__ for m in sys.modules.values() if getattr(m, '__file__', None)), sep='\\n')"
     )
     run = subprocess.run(

@@ -9,6 +9,7 @@ them, and packages of other people offer more as entry points. A row of the inde
                                                # a "=", the value that the key or a list there has
     table = "weather"                          # name of that table; without it the row's own
     extension = "weather:EXTENSION"            # what the program calls
+    begins = "training"                        # a device imports it before its first training
     agent = "agent:AgentWeather"               # what a device's agent runs beside its client
     device = "several:of_agent"                # what it opens for several runs instead of one client
     check = "settings:refuse"                  # function that refuses a configuration

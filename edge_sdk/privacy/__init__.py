@@ -23,7 +23,7 @@ CALIBRATIONS: PluginRegistry[Any] = PluginRegistry(
     "gridfed.calibrations",
     listed=ExtensionIndex("edge_sdk").loaders("calibrations"),
 )
-"""``noise_calibration.Calibration`` by the values of ``calibration``; None for the analytic one."""
+"""``noise.Calibration`` by the values of ``calibration``; None for the analytic one."""
 
 
 @dataclass(frozen=True, slots=True)

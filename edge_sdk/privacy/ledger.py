@@ -16,7 +16,6 @@ from typing import Any
 
 from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.errors import EdgeError
-from edge_sdk.privacy.noise import epsilon_of
 
 COARSER: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"reading": ("day", "device"), "window": ("device",), "day": ("device",), "device": ()}
@@ -286,6 +285,8 @@ def compose(charges: Iterable[PrivacyCharge], delta: float) -> float:
     squares = math.fsum(charge.count / charge.multiplier**2 for charge in gaussian)
     added = math.fsum(charge.count / charge.multiplier for charge in pure)
     if squares:
+        from edge_sdk.privacy.noise import epsilon_of  # noqa: PLC0415 - for Gaussian noise alone
+
         return epsilon_of(1.0 / math.sqrt(squares), delta) + added
     multipliers = {charge.multiplier for charge in pure}
     if len(multipliers) == 1 and (multiplier := multipliers.pop()) > 1.0:

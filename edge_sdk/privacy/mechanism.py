@@ -13,16 +13,15 @@ from dataclasses import replace
 from pkgutil import resolve_name
 from typing import Any
 
-import numpy as np
-
 from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.forecasting.series import Series
 from edge_sdk.methods.training_context import Graph
-from edge_sdk.privacy import noise
 from edge_sdk.privacy.ledger import PrivacyCharge
-from edge_sdk.privacy.noise import Entropy, Floats
 from edge_sdk.privacy.noise_calibration import NoisePlan
 from edge_sdk.protocol.contract.method import Update
+
+Entropy = Callable[[int], bytes]
+"""Function that returns random bytes; only a test passes anything but ``os.urandom``."""
 
 
 @dataclass(slots=True)
@@ -84,31 +83,6 @@ class Mechanism:
     def cost(self, time: int, releases: int) -> tuple[PrivacyCharge, ...]:
         """Return the charges of the round since ``begin``, with so many numbered messages."""
         return tuple(self.plan.release(time) for _ in range(releases))
-
-
-@dataclass(slots=True)
-class UpdateNoise(Mechanism):
-    """Clip a whole update, then add noise to every coordinate."""
-
-    def release(self, update: Update) -> Update:
-        mechanism, kept = self.plan.mechanism, Mechanism.release(self, update)
-        reach = mechanism.clip_norm or 0.0
-        is_laplace = mechanism.name == "laplace"
-        order: float = 1 if is_laplace else 2
-        vector = clipped(np.asarray(update.vector, np.float64), reach, order)
-        draw = noise.laplace if is_laplace else noise.normal
-        step, is_on_grid = noise.GRID * reach, self.plan.is_on_grid
-        vector = noise.round_towards_zero(vector, step) if is_on_grid else vector
-        vector = vector + self.plan.noise * reach * draw(vector.size, self.entropy)
-        return replace(kept, vector=noise.round_to_grid(vector, step) if is_on_grid else vector)
-
-
-def clipped(vector: Floats, reach: float, order: float) -> Floats:
-    """Scale a vector down to a norm; one that is not finite becomes 0 and is protected as well."""
-    size = float(np.linalg.norm(vector, order))
-    if not np.isfinite(size):
-        return np.zeros_like(vector)
-    return vector * (reach / size) if size > reach else vector
 
 
 class SubstitutedGraphs(Mapping[str, Graph]):

@@ -13,14 +13,25 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_sdk.app.lean_dataclass import dataclass
+from edge_sdk.privacy import CALIBRATIONS, MechanismSection, PrivacySection
+from edge_sdk.privacy.mechanism import Entropy, Mechanism
+from edge_sdk.privacy.noise_calibration import (
+    Complaint,
+    DeviceFacts,
+    Noise,
+    NoisePoint,
+    no_faults,
+)
+from edge_sdk.protocol.contract.method import Contract, Up, Update, answered
+
 Floats = NDArray[np.float64]
-Entropy = Callable[[int], bytes]
-"""Function that returns random bytes; only a test passes anything but ``os.urandom``."""
 
 GRID = 2.0**-20
 """Grid step, in units of the sensitivity."""
@@ -183,3 +194,115 @@ def log_cdf(x: float) -> float:
         term *= -(2 * k - 1) * inverse
         series += term
     return -0.5 * x * x - math.log(-x) - _LOG_ROOT_2PI + math.log1p(series)
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """The rule by which Gaussian noise follows from epsilon and delta."""
+
+    # from epsilon and delta, to the noise of one release over its sensitivity
+    sigma: Callable[[float, float], float] = sigma_for
+    faults: Callable[[PrivacySection], Iterable[Complaint]] = no_faults
+    # from the section, to a paper's own noise over the clipping norm: a label and no guarantee. The
+    # ledger records the actual noise. None where the noise follows from a guarantee.
+    level: Callable[[PrivacySection], float] | None = None
+
+
+ANALYTIC = Calibration()
+
+
+def calibration_of(mechanism: MechanismSection) -> Calibration:
+    """Return the calibration that a mechanism names."""
+    found: Calibration | None = CALIBRATIONS[mechanism.calibration]
+    return found or ANALYTIC
+
+
+def clipped_noise(section: PrivacySection, apart: float, *, draws: int = 1) -> Noise:
+    """Return noise over the clipping norm.
+
+    Args:
+        apart: Largest distance of two neighbouring releases, in units of the norm.
+        draws: Draws of one round.
+    """
+    mechanism, budget = section.mechanism, section.budget
+    if (level := calibration_of(mechanism).level) is not None:
+        noise = level(section)
+    elif mechanism.noise_multiplier is not None:
+        noise = mechanism.noise_multiplier
+    elif mechanism.epsilon is not None:
+        noise = apart * calibrated_noise(mechanism, mechanism.epsilon, budget.delta)
+    else:
+        times = draws * (budget.max_releases or 1)
+        grown = times if mechanism.name == "laplace" else math.sqrt(times)
+        noise = apart * grown * calibrated_noise(mechanism, budget.epsilon or 0.0, budget.delta)
+    return Noise(noise, noise / apart)
+
+
+def calibrated_noise(mechanism: MechanismSection, epsilon: float, delta: float) -> float:
+    """Return the noise of one release, over its sensitivity."""
+    if mechanism.name == "laplace":
+        return 1.0 / epsilon
+    return calibration_of(mechanism).sigma(epsilon, delta)
+
+
+def is_range(span: tuple[float, ...]) -> bool:
+    return len(span) == 2 and math.isfinite(span[0]) and -math.inf < span[0] < span[1] < math.inf
+
+
+def range_faults(mechanism: MechanismSection, facts: DeviceFacts) -> Iterator[Complaint]:
+    """Yield a complaint without a public range: a scale from readings would be a release."""
+    if not is_range(mechanism.range):
+        unit, stream = facts.manifest.target.unit, facts.manifest.target.stream
+        yield "mechanism.range", f"give [low, high] for {stream} in {unit}, as public constants"
+
+
+def _of_update(section: PrivacySection, _facts: DeviceFacts, _unit: str) -> Noise:
+    return clipped_noise(section, 2.0 if section.mechanism.adjacency == "replace" else 1.0)
+
+
+def _conflicts_of_update(contract: Contract) -> Iterator[Complaint]:
+    ask = answered(contract)[1]
+    if ask.up == Up.SIGNS:
+        yield "mechanism.point", "sends signs: set point = 'sign'"
+    if ask.has_statistic:
+        yield "mechanism.point", "sends a statistic: set point = 'statistic'"
+
+
+@dataclass(slots=True)
+class UpdateNoise(Mechanism):
+    """Clip a whole update, then add noise to every coordinate."""
+
+    def release(self, update: Update) -> Update:
+        mechanism, kept = self.plan.mechanism, Mechanism.release(self, update)
+        reach = mechanism.clip_norm or 0.0
+        is_laplace = mechanism.name == "laplace"
+        order: float = 1 if is_laplace else 2
+        vector = clipped(np.asarray(update.vector, np.float64), reach, order)
+        draw = laplace if is_laplace else normal
+        step, is_on_grid = GRID * reach, self.plan.is_on_grid
+        vector = round_towards_zero(vector, step) if is_on_grid else vector
+        vector = vector + self.plan.noise * reach * draw(vector.size, self.entropy)
+        return replace(kept, vector=round_to_grid(vector, step) if is_on_grid else vector)
+
+
+def clipped(vector: Floats, reach: float, order: float) -> Floats:
+    """Scale a vector down to a norm; one that is not finite becomes 0 and is protected as well."""
+    size = float(np.linalg.norm(vector, order))
+    if not np.isfinite(size):
+        return np.zeros_like(vector)
+    return vector * (reach / size) if size > reach else vector
+
+
+UPDATE = NoisePoint(
+    "edge_sdk.privacy.noise:UpdateNoise",
+    names=("gaussian", "laplace"),
+    units=("device",),
+    keys=frozenset(
+        {"clip_norm", "noise_multiplier", "epsilon", "calibration", "adjacency", "grid", "formula"}
+    ),
+    noise=_of_update,
+    conflicts=_conflicts_of_update,
+    is_clipped=True,
+    has_grid=True,
+    text="every update is clipped to {clip} and gets {name} noise",
+)

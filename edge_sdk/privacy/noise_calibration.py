@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field, replace
+from functools import partial
+from pkgutil import resolve_name
 from types import MappingProxyType
 
 from edge_sdk.app.extensions import ExtensionIndex, PluginRegistry
 from edge_sdk.app.lean_dataclass import dataclass
-from edge_sdk.privacy import CALIBRATIONS, MechanismSection, PrivacySection
+from edge_sdk.privacy import MechanismSection, PrivacySection
 from edge_sdk.privacy.ledger import PrivacyCharge, PrivacyLimit
-from edge_sdk.privacy.noise import sigma_for
 from edge_sdk.protocol.contract.manifest import Manifest
-from edge_sdk.protocol.contract.method import Contract, Up, answered
+from edge_sdk.protocol.contract.method import Contract
 
 NO_CLAIM = "paper calibration, no formal DP claim"
 CARRIED = 2
@@ -87,29 +88,8 @@ class Noise:
     extra: float = 0.0
 
 
-def _no_faults(*_: object) -> Iterable[Complaint]:
+def no_faults(*_: object) -> Iterable[Complaint]:
     return ()
-
-
-@dataclass(frozen=True, slots=True)
-class Calibration:
-    """The rule by which Gaussian noise follows from epsilon and delta."""
-
-    # from epsilon and delta, to the noise of one release over its sensitivity
-    sigma: Callable[[float, float], float] = sigma_for
-    faults: Callable[[PrivacySection], Iterable[Complaint]] = _no_faults
-    # from the section, to a paper's own noise over the clipping norm: a label and no guarantee. The
-    # ledger records the actual noise. None where the noise follows from a guarantee.
-    level: Callable[[PrivacySection], float] | None = None
-
-
-ANALYTIC = Calibration()
-
-
-def calibration_of(mechanism: MechanismSection) -> Calibration:
-    """Return the calibration that a mechanism names."""
-    found: Calibration | None = CALIBRATIONS[mechanism.calibration]
-    return found or ANALYTIC
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +105,8 @@ class NoisePoint:
     noise: Callable[[PrivacySection, DeviceFacts, str], Noise]
     text: str  # what it does, with ``{name}`` of the mechanism and its ``{clip}``
     # settings that cannot be satisfied, and methods that it cannot protect
-    faults: Callable[[PrivacySection, DeviceFacts], Iterable[Complaint]] = _no_faults
-    conflicts: Callable[[Contract], Iterable[Complaint]] = _no_faults
+    faults: Callable[[PrivacySection, DeviceFacts], Iterable[Complaint]] = no_faults
+    conflicts: Callable[[Contract], Iterable[Complaint]] = no_faults
     is_clipped: bool = False  # the noise is over a bounded norm, ``clip_norm``
     is_on_readings: bool = False  # drawn once for a reading; what is computed from it is covered
     is_each_step: bool = False  # drawn in every local step
@@ -265,59 +245,8 @@ def calibrate(section: PrivacySection, facts: DeviceFacts) -> NoisePlan:
     return NoisePlan(section, limit, made.size, made.cost, facts, made.ranges, made.extra)
 
 
-def clipped_noise(section: PrivacySection, apart: float, *, draws: int = 1) -> Noise:
-    """Return noise over the clipping norm.
-
-    Args:
-        apart: Largest distance of two neighbouring releases, in units of the norm.
-        draws: Draws of one round.
-    """
-    mechanism, budget = section.mechanism, section.budget
-    if (level := calibration_of(mechanism).level) is not None:
-        noise = level(section)
-    elif mechanism.noise_multiplier is not None:
-        noise = mechanism.noise_multiplier
-    elif mechanism.epsilon is not None:
-        noise = apart * calibrated_noise(mechanism, mechanism.epsilon, budget.delta)
-    else:
-        times = draws * (budget.max_releases or 1)
-        grown = times if mechanism.name == "laplace" else math.sqrt(times)
-        noise = apart * grown * calibrated_noise(mechanism, budget.epsilon or 0.0, budget.delta)
-    return Noise(noise, noise / apart)
-
-
-def calibrated_noise(mechanism: MechanismSection, epsilon: float, delta: float) -> float:
-    """Return the noise of one release, over its sensitivity."""
-    if mechanism.name == "laplace":
-        return 1.0 / epsilon
-    return calibration_of(mechanism).sigma(epsilon, delta)
-
-
-def is_range(span: tuple[float, ...]) -> bool:
-    return len(span) == 2 and math.isfinite(span[0]) and -math.inf < span[0] < span[1] < math.inf
-
-
-def range_faults(mechanism: MechanismSection, facts: DeviceFacts) -> Iterator[Complaint]:
-    """Yield a complaint without a public range: a scale from readings would be a release."""
-    if not is_range(mechanism.range):
-        unit, stream = facts.manifest.target.unit, facts.manifest.target.stream
-        yield "mechanism.range", f"give [low, high] for {stream} in {unit}, as public constants"
-
-
 def _none(_section: PrivacySection, _facts: DeviceFacts, _unit: str) -> Noise:
     return Noise(0.0, 0.0)
-
-
-def _of_update(section: PrivacySection, _facts: DeviceFacts, _unit: str) -> Noise:
-    return clipped_noise(section, 2.0 if section.mechanism.adjacency == "replace" else 1.0)
-
-
-def _conflicts_of_update(contract: Contract) -> Iterator[Complaint]:
-    ask = answered(contract)[1]
-    if ask.up == Up.SIGNS:
-        yield "mechanism.point", "sends signs: set point = 'sign'"
-    if ask.has_statistic:
-        yield "mechanism.point", "sends a statistic: set point = 'statistic'"
 
 
 NONE = NoisePoint(
@@ -328,23 +257,12 @@ NONE = NoisePoint(
     noise=_none,
     text="",
 )
-UPDATE = NoisePoint(
-    "edge_sdk.privacy.mechanism:UpdateNoise",
-    names=("gaussian", "laplace"),
-    units=("device",),
-    keys=frozenset(
-        {"clip_norm", "noise_multiplier", "epsilon", "calibration", "adjacency", "grid", "formula"}
-    ),
-    noise=_of_update,
-    conflicts=_conflicts_of_update,
-    is_clipped=True,
-    has_grid=True,
-    text="every update is clipped to {clip} and gets {name} noise",
-)
-
 POINTS: PluginRegistry[NoisePoint] = PluginRegistry(
-    {"none": NONE, "update": UPDATE},
+    {"none": NONE},
     "gridfed.noise_points",
-    listed=ExtensionIndex("edge_sdk").loaders("points"),
+    listed={
+        "update": partial(resolve_name, "edge_sdk.privacy.noise:UPDATE"),
+        **ExtensionIndex("edge_sdk").loaders("points"),
+    },
 )
 """Points where noise is added, by the values of ``mechanism.point``."""

@@ -14,7 +14,6 @@ from edge_sdk.privacy.noise_calibration import (
     DeviceFacts,
     NoisePlan,
     calibrate,
-    calibration_of,
 )
 from edge_sdk.protocol.contract.method import Contract, Up, answered
 
@@ -121,8 +120,12 @@ def _at_point(section: PrivacySection, facts: DeviceFacts) -> Iterable[Complaint
     return POINTS[section.mechanism.point].faults(section, facts)
 
 
-def _calibrations(section: PrivacySection, _facts: DeviceFacts) -> Iterable[Complaint]:
+def _calibrations(section: PrivacySection, _facts: DeviceFacts) -> Iterator[Complaint]:
     mechanism, kind = section.mechanism, section.mechanism.calibration
+    if mechanism.name == "none":
+        return
+    from edge_sdk.privacy.noise import calibration_of  # noqa: PLC0415 - for a device with noise
+
     calibration = calibration_of(mechanism)
     if kind != "analytic" and mechanism.name != "gaussian":
         yield "mechanism.calibration", f"{kind} is for gaussian noise"

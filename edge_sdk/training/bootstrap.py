@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edge_sdk.app.cli import fields
 from edge_sdk.app.extensions import known_names, values_at
@@ -20,8 +20,6 @@ from edge_sdk.config import Config
 from edge_sdk.errors import ConfigError, EdgeError, LinkError
 from edge_sdk.forecasting.series import Series
 from edge_sdk.forecasting.windows import Scale
-from edge_sdk.link.broker_options import Broker
-from edge_sdk.link.tls_files import client_id_of
 from edge_sdk.link.transport import Transport
 from edge_sdk.privacy import validation
 from edge_sdk.privacy.ledger import PrivacyAccount
@@ -41,6 +39,9 @@ from edge_sdk.store.schema import INSTALLED
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.training.model_runtime import ModelRuntime
 from edge_sdk.training.run_role import RunnableBundle, RunRole, RunShell, history_of, series_for
+
+if TYPE_CHECKING:
+    from edge_sdk.link.broker_options import Broker
 
 logger = logging.getLogger(__name__)
 
@@ -263,11 +264,13 @@ def broker_of(
     Raises:
         ConfigError: Incompatible settings.
     """
+    from edge_sdk.link import broker_options, tls_files  # noqa: PLC0415 - for a real broker alone
+
     section = config.broker
     try:
-        return Broker(
+        return broker_options.Broker(
             url=section.url,
-            client_id=client_id_of(config.fleet, config.id, section.cert_file),
+            client_id=tls_files.client_id_of(config.fleet, config.id, section.cert_file),
             ca_file=section.ca_file,
             cert_file=section.cert_file,
             key_file=section.key_file,

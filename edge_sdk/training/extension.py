@@ -5,7 +5,8 @@
 for it, or the method of the run in force by a trait of its contract, and never else. The client calls
 the running extensions in the order of the index:
 
-1. ``start``, once, before the link is made;
+1. ``start``, once, before the link is made; one whose row has ``begins = "training"`` is imported before
+   the first training, or when somebody looks at the device's state;
 2. ``on_message`` for every verified message of a kind in ``kinds``, after the core has followed it;
 3. ``on_download`` for every complete body, of which it recognises its own;
 4. ``on_run`` when another bundle or run is in force; an extension that its method needs is started;
@@ -193,17 +194,31 @@ class DeviceExtensions:
         self.running: dict[str, DeviceExtension] = {}
         self._start()
 
-    def _start(self) -> None:
-        device = self._device
-        entries = entries_of(device.config, device.active.learner.role.method)
-        for entry in entries:
-            if entry.name not in self.running and "extension" in entry.row:
-                one: DeviceExtension = entry.load("extension")(device)
-                one.start()
-                device.session.arrivals.readers.append(one)
-                self.running[entry.name] = one
+    def _start(self, *, is_first_training: bool = False) -> None:
+        device, learner, waiting = self._device, self._device.active.learner, None
+        for entry in entries_of(device.config, learner.role.method):
+            if entry.name in self.running or "extension" not in entry.row:
+                continue
+            has_learned = is_first_training or learner.scale is not None
+            if entry.row.get("begins") == "training" and not has_learned:
+                waiting = self._before_training
+                continue
+            one: DeviceExtension = entry.load("extension")(device)
+            one.start()
+            device.session.arrivals.readers.append(one)
+            self.running[entry.name] = one
         order = list(device.config.index)
         self.running = dict(sorted(self.running.items(), key=lambda x: order.index(x[0])))
+        learner.call_before_training("extensions", waiting)
+
+    def _before_training(self, _learned: Vector) -> None:
+        self._start(is_first_training=True)
+
+    def named(self, name: str) -> DeviceExtension | None:
+        """Return a configured extension, or None."""
+        if name not in self.running:
+            self._start(is_first_training=True)
+        return self.running.get(name)
 
     def on_run(self) -> None:
         """Follow another bundle or run, and start the extensions that its method needs."""
@@ -269,6 +284,7 @@ class DeviceExtensions:
 
     def status(self) -> dict[str, Any]:
         config = self._device.config
+        self._start(is_first_training=True)
         running = {key: value for one in self for key, value in one.status().items()}
         return config.index.off(config.tables) | running
 

@@ -401,8 +401,11 @@ class ModelRuntime:
         Candidates for the forecast are compared on them too. Before the first forecast there is no
         calibration.
         """
-        for function in tuple(self._before_training.values()) if len(self.series) else ():
-            function(self.vector(state))
+        called: list[Callable[[Vector], None]] = []  # one of them may name more
+        while due := [one for one in self._before_training.values() if one not in called]:
+            called += due
+            for function in due if len(self.series) else ():
+                function(self.vector(state))
         if self.forecaster.kept is not None and len(self.series):
             trained = self.vector(state)
             self.forecaster.calibrate(self.form.latest(trained), self.frame(), trained)

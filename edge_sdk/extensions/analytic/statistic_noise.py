@@ -14,14 +14,8 @@ from edge_sdk.extensions.analytic.statistics import from_vector, to_vector
 from edge_sdk.methods.training_context import Graph
 from edge_sdk.privacy import PrivacySection, noise
 from edge_sdk.privacy.mechanism import Mechanism, SubstitutedGraphs
-from edge_sdk.privacy.noise_calibration import (
-    Complaint,
-    DeviceFacts,
-    Noise,
-    NoisePoint,
-    clipped_noise,
-    range_faults,
-)
+from edge_sdk.privacy.noise import clipped_noise, range_faults
+from edge_sdk.privacy.noise_calibration import Complaint, DeviceFacts, Noise, NoisePoint
 from edge_sdk.protocol.contract.manifest import STATISTIC
 from edge_sdk.protocol.contract.method import Array, Contract, Update, answered
 

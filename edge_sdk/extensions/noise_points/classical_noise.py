@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterator
 
 from edge_sdk.privacy import PrivacySection
-from edge_sdk.privacy.noise_calibration import POINTS, Calibration, Complaint
+from edge_sdk.privacy.noise import Calibration
+from edge_sdk.privacy.noise_calibration import POINTS, Complaint
 
 
 def extra_sigma(wanted: float, least: float) -> float:

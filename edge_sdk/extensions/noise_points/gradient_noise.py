@@ -11,14 +11,8 @@ from edge_sdk.methods.training_context import Graph
 from edge_sdk.privacy import PrivacySection, noise
 from edge_sdk.privacy.ledger import PrivacyCharge
 from edge_sdk.privacy.mechanism import Mechanism, SubstitutedGraphs
-from edge_sdk.privacy.noise_calibration import (
-    Complaint,
-    DeviceFacts,
-    Noise,
-    NoisePoint,
-    clipped_noise,
-    range_faults,
-)
+from edge_sdk.privacy.noise import clipped_noise, range_faults
+from edge_sdk.privacy.noise_calibration import Complaint, DeviceFacts, Noise, NoisePoint
 from edge_sdk.protocol.contract.manifest import CLIPPED_GRADIENT, GRADIENT
 from edge_sdk.protocol.contract.method import Array, Contract
 

@@ -15,16 +15,8 @@ from edge_sdk.methods.training_context import Graph
 from edge_sdk.privacy import MechanismSection, PrivacySection, noise
 from edge_sdk.privacy.ledger import PrivacyCharge
 from edge_sdk.privacy.mechanism import Mechanism, SubstitutedGraphs
-from edge_sdk.privacy.noise_calibration import (
-    Complaint,
-    DeviceFacts,
-    Noise,
-    NoisePlan,
-    NoisePoint,
-    calibrated_noise,
-    is_range,
-    range_faults,
-)
+from edge_sdk.privacy.noise import calibrated_noise, is_range, range_faults
+from edge_sdk.privacy.noise_calibration import Complaint, DeviceFacts, Noise, NoisePlan, NoisePoint
 from edge_sdk.protocol.contract.manifest import FORECAST
 from edge_sdk.protocol.contract.method import Array
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from edge_sdk.privacy import PrivacySection, noise
-from edge_sdk.privacy.mechanism import Mechanism, clipped
-from edge_sdk.privacy.noise import Floats, log_cdf
+from edge_sdk.privacy.mechanism import Mechanism
+from edge_sdk.privacy.noise import Floats, clipped, log_cdf
 from edge_sdk.privacy.noise_calibration import Complaint, DeviceFacts, Noise, NoisePoint
 from edge_sdk.protocol.contract.method import Contract, Up, Update, answered
 

@@ -19,7 +19,8 @@ import math
 from collections.abc import Callable, Iterator
 
 from edge_sdk.privacy import Numbers, PrivacySection
-from edge_sdk.privacy.noise_calibration import Calibration, Complaint
+from edge_sdk.privacy.noise import Calibration
+from edge_sdk.privacy.noise_calibration import Complaint
 
 
 def nbafl_uplink(

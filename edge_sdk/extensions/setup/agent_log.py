@@ -78,7 +78,7 @@ class ActivityLog:
     def __init__(self, client: Client) -> None:
         self._client, self._newest = client, client.newest_reading
         self._forecasts, self._logged = False, client.now
-        self._counts: dict[str, int] = dict(client.status()["counts"])
+        self._counts: dict[str, int] = client.counts
         self._log_forecast()
 
     def turn(self) -> None:
