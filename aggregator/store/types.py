@@ -67,7 +67,7 @@ class JournalEntry:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """One update of the journal, as the delivery audit reads it."""
+    """One update of the journal."""
 
     device: str
     life: int
@@ -75,9 +75,7 @@ class Applied:
     run: int
     turn: int  # round that it answers
     position: int
-    vector: str = (
-        ""  # ``edge_sdk.extensions.audit.link_trace.vector_digest`` of it; empty if it was pruned
-    )
+    vector: str = ""  # ``codec.vector_digest`` of it; empty if it was pruned
 
     @property
     def number(self) -> tuple[str, int, int]:

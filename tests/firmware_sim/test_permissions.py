@@ -1,4 +1,4 @@
-"""A simulated fleet's folder holds keys, states and diaries: it is for its owner only."""
+"""A simulated fleet's folder holds keys and states: it is for its owner only."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import stat
 
 import pytest
 
-from firmware_sim.fleet.link_recorder import LinkRecord
 from firmware_sim.fleet.run_files import prepare
 from firmware_sim.samples import sample_set
 from firmware_sim.scenario import RunSettings, Scenario
@@ -37,14 +36,3 @@ def test_a_run_folder_is_private_and_so_are_its_keys(tmp_path):
     secret = [*folder.rglob("*.key"), *folder.rglob("*.db")]
     assert len(secret) >= 4
     assert {mode(path) for path in secret} == {0o600}
-
-
-@pytest.mark.usefixtures("umask")
-def test_a_link_record_is_private(tmp_path):
-    path = tmp_path / "diaries" / "home-0.jsonl"
-    LinkRecord(path, device=bytes(32), aggregator=bytes(32))
-    assert mode(path.parent) == 0o700
-    path.chmod(0o644)
-    path.with_suffix(".pieces").chmod(0o644)
-    LinkRecord(path, device=bytes(32), aggregator=bytes(32))
-    assert {mode(one) for one in path.parent.iterdir()} == {0o600}

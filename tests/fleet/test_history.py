@@ -11,15 +11,14 @@ import pytest
 
 from aggregator.commands import main as cli
 from aggregator.config import RetentionSection
-from aggregator.extensions.audit.commands.audit import books, lines
-from aggregator.extensions.audit.delivery_audit import SHOWN, judge
 from aggregator.store.opener import open_store
 from aggregator.store.types import Retention
-from edge_sdk.extensions.audit.link_trace import Receipted, Sent, written
 from edge_sdk.protocol.keys import read_public
 from firmware_sim.attacks.attack_plan import AttackRole
-from firmware_sim.fleet.link_recorder import LinkRecord, RecordedLink
 from firmware_sim.testing.loopback import LinkFaults
+from tools.chaos.delivery_audit import SHOWN, books, judge, lines
+from tools.chaos.link_recorder import LinkRecord, RecordedLink
+from tools.chaos.link_trace import Receipted, Sent, written
 
 ROUNDS = 5
 
@@ -108,16 +107,13 @@ def add(folder, line):
         diary.write(written(line))
 
 
-def test_the_audit_finds_nothing_after_link_faults(case, capsys):
+def test_the_audit_finds_nothing_after_link_faults(case):
     verdict = checked(case)
     assert verdict.faults == ()
     assert verdict.devices == 3
     assert verdict.receipted == verdict.applied >= 3 * ROUNDS
     assert verdict.repeats > 0, "nothing was ever sent twice: this was no storm"
     assert verdict.unproved == 0
-    config = ["audit", str(case / "aggregator.toml")]
-    assert cli.main([*config, "--devices", str(case / "diaries")]) == 0
-    assert "no receipted update was lost, and none was applied twice" in capsys.readouterr().out
 
 
 SQL = {
@@ -148,16 +144,6 @@ def test_a_manipulated_database_is_detected(case, planted):
         db.executescript(SQL[planted].format(last=last))
     kind = planted.partition(",")[0]
     assert any(fault.startswith(f"{kind}: ") for fault in checked(case).faults)
-
-
-@pytest.mark.parametrize("planted", ["lost", "altered", "twice"])
-def test_the_audit_command_reports_a_finding_and_fails(case, planted, capsys):
-    with sqlite3.connect(database(case)) as db:
-        (last,) = db.execute("SELECT max(position) FROM journal WHERE kind = 'update'").fetchone()
-        db.executescript(SQL[planted].format(last=last))
-    config = ["audit", str(case / "aggregator.toml"), "--devices", str(case / "diaries")]
-    assert cli.main(config) == 1
-    assert f"{planted}: update" in capsys.readouterr().out
 
 
 def test_a_differing_recomputed_model_is_detected_without_link_records(case, capsys):
@@ -201,10 +187,9 @@ def test_a_missing_update_without_a_receipt_is_no_finding(case):
     assert verdict.unsettled >= 1
 
 
-def test_a_folder_without_link_records_is_refused_by_its_name(case, capsys):
-    config = ["audit", str(case / "aggregator.toml"), "--devices", str(case)]
-    assert cli.main(config) == 2
-    assert "no link trace (*.jsonl)" in capsys.readouterr().err
+def test_a_folder_without_link_records_is_refused(case):
+    with pytest.raises(ValueError, match=r"no link trace \(\*.jsonl\)"):
+        list(lines(case))
 
 
 def test_a_pruned_journal_is_reported_and_is_no_finding(world, monkeypatch, capsys):
@@ -223,7 +208,7 @@ def test_a_pruned_journal_is_reported_and_is_no_finding(world, monkeypatch, caps
     assert verdict.pruned > 0
     assert verdict.applied + verdict.pruned == verdict.receipted == 12 * one.devices
     config = ["audit", str(one.folder / "aggregator.toml")]
-    assert cli.main([*config, "--devices", str(one.folder / "diaries")]) == 0
+    assert cli.main(config) == 0
     told = capsys.readouterr().out
     assert "rounds up to 10 are not recomputed" in told
     assert f"{verdict.pruned} updates of {one.devices} devices are not listed" in told

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from aggregator.extensions.audit.delivery_audit import DeliveryVerdict
 from aggregator.extensions.audit.recompute import Audit
 from edge_sdk.errors import Reason
+from tools.chaos.delivery_audit import DeliveryVerdict
 from tools.chaos.report import Event, Outcome
 from tools.chaos.several import main
 

@@ -17,12 +17,11 @@ import time
 from pathlib import Path
 
 from aggregator import config as configs
-from aggregator.extensions.audit.commands.audit import books, lines
-from aggregator.extensions.audit.delivery_audit import judge
 from aggregator.extensions.audit.recompute import recompute
 from aggregator.store.opener import open_store
 from edge_sdk.errors import Failure
 from firmware_sim.fleet.processes import ProcessGroup, stoppable
+from tools.chaos.delivery_audit import books, judge, lines
 from tools.chaos.faults import FAULTS, backup_of
 from tools.chaos.report import Event, Outcome
 from tools.chaos.world import World

@@ -31,10 +31,10 @@ from firmware_sim.attacks import bind
 from firmware_sim.attacks.attack_plan import AttackRole
 from firmware_sim.attacks.byzantine_client import TamperingLink
 from firmware_sim.fleet.in_process import Connect, Fleet, enlist, readings
-from firmware_sim.fleet.link_recorder import LinkRecord, RecordedLink
 from firmware_sim.fleet.run_files import assigned
 from firmware_sim.samples import sample_set
 from firmware_sim.scenario import Scenario
+from tools.chaos.link_recorder import LinkRecord, RecordedLink
 
 HISTORY_UNTIL = "2018-01-15"
 RECONNECT_MAX = 10.0

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
-from aggregator.extensions.audit.delivery_audit import DeliveryVerdict
 from aggregator.extensions.audit.recompute import Audit
 from edge_sdk.errors import Reason
+from tools.chaos.delivery_audit import DeliveryVerdict
 
 
 @dataclass

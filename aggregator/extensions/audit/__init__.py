@@ -1,1 +1,1 @@
-"""Audits: recompute every round from the journal, and compare deliveries with device traces."""
+"""Audits: recompute every round from the journal."""

@@ -4,50 +4,39 @@ The newest run of each name is recomputed, or that of --run. With --all every ru
 recomputed that has the present definition; the others are listed. An earlier run needs the
 configuration under which it was begun; the database does not contain the bundle.
 
-With --devices, link traces of devices (*.jsonl, as the simulator writes them) are compared with
-the database: no receipted update may be lost, and none applied twice.
-
   gridfed-aggregator audit aggregator.toml
   gridfed-aggregator audit aggregator.toml --run 1
   gridfed-aggregator audit aggregator.toml --all
-  gridfed-aggregator audit aggregator.toml --devices traces
 """
 
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 
 from aggregator import config as configs
 from aggregator.commands.arguments import CommandError, add_config, require_database
-from aggregator.extensions.audit.delivery_audit import Books, DeliveryVerdict, judge
 from aggregator.extensions.audit.recompute import Audit, recompute
 from aggregator.operations.run_setup import record_of
 from aggregator.store.opener import open_store
 from aggregator.store.state_codec import LeafError
-from aggregator.store.store import Store
 from aggregator.store.types import Horizon
 from edge_sdk.app.cli import CommandResult
-from edge_sdk.errors import OK, RUNTIME, Reason
-from edge_sdk.extensions.audit import link_trace
+from edge_sdk.errors import OK, RUNTIME
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Add the configuration and the folder of traces."""
+    """Add the configuration and the runs."""
     add_config(parser)
     parser.add_argument(
         "--run", type=int, metavar="N", help="number of the run (the newest of each name)"
     )
     parser.add_argument("--all", action="store_true", help="recompute every run of the database")
-    parser.add_argument(
-        "--devices", metavar="FOLDER", help="also compare link traces (*.jsonl) with the database"
-    )
 
 
 def run(args: Namespace) -> CommandResult:
-    """Check a configuration's database, and compare it with link traces if a folder is given."""
+    """Recompute the rounds of a configuration's database."""
     config = require_database(configs.AggregatorConfig.load(args.config))
     if args.all:
         return _audited_all(args, config)
@@ -105,7 +94,6 @@ def _audited(
                 f"audit: the state of run {number} is not one of this configuration: {error}",
                 hint="give the configuration under which the run was begun",
             ) from error
-        deliveries = judge(lines(Path(args.devices)), books(store)) if args.devices else None
     known = {"events since": horizon.first, "events deleted": horizon.updates}
     text = (
         f"run {found.run}: {found.events} events, {found.rounds} rounds, {found.moved} of them "
@@ -124,9 +112,6 @@ def _audited(
     report += ["every round was recomputed to the same bits"] if found.is_sound else []
     data = {**asdict(found), "updates": dict(found.updates), "sound": found.is_sound}
     data |= {"horizon": known, "runs": runs}
-    if deliveries is not None:
-        report += [*_summary(deliveries), *deliveries.faults]
-        data |= {"history": asdict(deliveries), "sound": found.is_sound and deliveries.is_sound}
     return CommandResult(data, "\n".join(report), 0 if data["sound"] else RUNTIME)
 
 
@@ -148,42 +133,3 @@ def since(found: Audit, horizon: Horizon) -> list[str]:
             f"events before position {horizon.first} were deleted (retention.journal_bytes)"
         )
     return notes
-
-
-def books(store: Store) -> Books:
-    """Read the records of every number from a database."""
-    return Books(
-        store.ledgers.settled(),
-        list(store.journal.applied()),
-        [version for run in store.runs.numbers() for version in store.runs.versions(run)],
-        {client.id: store.ledgers.get(client.id).spent for client in store.devices.all()},
-        store.retention.horizon(),
-    )
-
-
-def lines(folder: Path) -> Iterator[link_trace.Line]:
-    """Read link traces: every ``*.jsonl`` of a folder."""
-    files = sorted(folder.glob("*.jsonl"))
-    if not files:
-        raise CommandError(
-            f"{folder} contains no link trace (*.jsonl)",
-            hint="the simulator writes them; a real device does not",
-        )
-    for path in files:
-        with path.open(encoding="utf-8") as text:
-            yield from link_trace.read(text)
-
-
-def _summary(deliveries: DeliveryVerdict) -> list[str]:
-    refused = ", ".join(f"{Reason(code).name} {n}" for code, n in deliveries.refused.items())
-    counts = (
-        f"{deliveries.devices} devices sent {deliveries.sent} updates, repeated {deliveries.repeats} times; "
-        f"{deliveries.receipted} were receipted as accepted, {deliveries.applied} are in the journal; "
-        f"refused: {refused or 'none'}; {deliveries.unsettled} without a receipt"
-    )
-    if deliveries.pruned:
-        counts += (
-            f"; {deliveries.pruned} receipted ones are older than the journal and not compared"
-        )
-    good = "no receipted update was lost, and none was applied twice"
-    return [counts, *([good] if deliveries.is_sound else [])]

@@ -1,8 +1,7 @@
 """A link that records sent and received messages before they are processed.
 
 One ``write`` a line, on a file opened for appending: lines written by a process survive its
-``kill -9``. ``edge_sdk.extensions.audit.link_trace`` defines the lines, ``gridfed-aggregator audit
---devices`` reads them.
+``kill -9``. ``link_trace`` defines the lines, ``delivery_audit`` reads them.
 
 A body in chunks may be sent by several processes: one offers it and sends half, the next one sends
 the rest on request. The sent envelopes are therefore kept beside the record until the body is
@@ -19,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from edge_sdk.app.permissions import make_private_folder, tighten
-from edge_sdk.extensions.audit.link_trace import Line, PublishedBodies, Sent, came, written
 from edge_sdk.link.transport import Happening, Message, Transport
 from edge_sdk.protocol import topics
 from edge_sdk.protocol.envelope import KeyOf
 from firmware_sim.attacks.byzantine_client import WrappedLink
+from tools.chaos.link_trace import Line, PublishedBodies, Sent, came, written
 
 
 class LinkRecord:

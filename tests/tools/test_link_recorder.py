@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import stat
+
 import numpy as np
 import pytest
 
-from edge_sdk.extensions.audit.link_trace import Sent, read
 from edge_sdk.protocol import codec, topics
 from edge_sdk.protocol import messages as m
 from edge_sdk.protocol.codec import vector_digest
 from edge_sdk.protocol.envelope import AGGREGATOR, digest, ref, seal
 from edge_sdk.protocol.keys import from_seed
-from firmware_sim.fleet.link_recorder import LinkRecord
+from tools.chaos.link_recorder import LinkRecord
+from tools.chaos.link_trace import Sent, read
 
 FLEET, DEVICE, KEY = "north", "home-0", from_seed(b"d" * 32)
 VECTOR = np.arange(40, dtype=np.float32)
@@ -76,3 +78,13 @@ def test_a_truncated_line_is_dropped(tmp_path):
     assert [line.vector for line in lines(tmp_path)] == [""]
     leave(opened(tmp_path), PIECES[0])
     assert [line.vector for line in lines(tmp_path)] == ["", vector_digest(VECTOR)]
+
+
+def test_a_link_record_is_private(tmp_path):
+    path = tmp_path / "diaries" / "home-0.jsonl"
+    LinkRecord(path, device=bytes(32), aggregator=bytes(32))
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    path.chmod(0o644)
+    path.with_suffix(".pieces").chmod(0o644)
+    LinkRecord(path, device=bytes(32), aggregator=bytes(32))
+    assert {stat.S_IMODE(one.stat().st_mode) for one in path.parent.iterdir()} == {0o600}

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from aggregator.store.ledgers import LedgerRow
+from aggregator.store.store import Store
 from aggregator.store.types import Applied, Horizon, Version
-from edge_sdk.extensions.audit.link_trace import Line, Number, Receipted, Sent
+from tools.chaos.link_trace import Line, Number, Receipted, Sent, read
 
 SHOWN = 20  # faults of one kind that are listed in full
 
@@ -213,3 +215,24 @@ def _few(faults: Iterable[str]) -> Iterator[str]:
     for kind, count in sorted(kinds.items()):
         if count > SHOWN:
             yield f"{kind}: and {count - SHOWN} more"
+
+
+def books(store: Store) -> Books:
+    """Read the records of every number from a database."""
+    return Books(
+        store.ledgers.settled(),
+        list(store.journal.applied()),
+        [version for run in store.runs.numbers() for version in store.runs.versions(run)],
+        {client.id: store.ledgers.get(client.id).spent for client in store.devices.all()},
+        store.retention.horizon(),
+    )
+
+
+def lines(folder: Path) -> Iterator[Line]:
+    """Read link traces: every ``*.jsonl`` of a folder."""
+    files = sorted(folder.glob("*.jsonl"))
+    if not files:
+        raise ValueError(f"{folder} contains no link trace (*.jsonl)")
+    for path in files:
+        with path.open(encoding="utf-8") as text:
+            yield from read(text)

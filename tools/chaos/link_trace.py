@@ -3,8 +3,7 @@
 A simulator or a test writes the trace at the link, outside the code under test. A release is
 recorded before its first byte is sent; a receipt before the device processes it. After a ``kill
 -9`` the trace therefore contains at least all releases that were sent, and at least all receipts
-that the device may have acted on. ``gridfed-aggregator audit --devices`` compares it with the
-aggregator's database.
+that the device may have acted on. ``delivery_audit`` compares it with the aggregator's database.
 """
 
 from __future__ import annotations

@@ -1,1 +1,0 @@
-"""Compare a device's sent messages with the aggregator's records."""
