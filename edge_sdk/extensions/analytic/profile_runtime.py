@@ -11,6 +11,7 @@ import numpy as np
 from edge_sdk.extensions.analytic.bundle_form import reserve
 from edge_sdk.extensions.analytic.online_vector import NumberedRecord
 from edge_sdk.extensions.analytic.profile_half import IssuedWindows, with_own_part
+from edge_sdk.extensions.analytic.residual_paths import fitted_paths
 from edge_sdk.forecasting.calendar_features import DAY, Ints
 from edge_sdk.forecasting.forecast import Forecast, least
 from edge_sdk.forecasting.windows import ChannelFrame, Drawable
@@ -56,23 +57,22 @@ class ProfileForm(BundleForm):
         return self._after if self._before is trained else trained
 
     def completed(self, found: Forecast, p: Vector, frame: ChannelFrame) -> Forecast:
-        """Return a forecast with expected values and paths, moved to its median.
+        """Return a forecast with equally likely paths that have its medians and intervals.
 
-        What is served instead of the model, or forecasts otherwise, has the model's spread.
+        Expected values are the paths' means. What is served instead of the model, or forecasts
+        otherwise, has the model's spread.
         """
         if found.source in ("last day", "none") or not frame.is_ready:
             return found
-        graphs, newest = self._learner.bundle.graphs, np.array([len(frame) - 1], np.int64)
-        x, levels = frame.inputs(newest), list(self._learner.levels)
-        (fan,) = graphs["forecast"](p=p, x=x)
-        expected, paths = (frame.restore(one, newest)[0] for one in graphs["day"](p=p, x=x))
-        moved = found.median - frame.restore(fan[:, :, levels.index(0.5)], newest)[0]
-        least_value = least(frame)
-        return replace(
-            found,
-            expected=np.maximum(expected + moved, least_value),
-            paths=np.maximum(paths + moved, least_value),
-        )
+        newest = np.array([len(frame) - 1], np.int64)
+        _, made = self._learner.bundle.graphs["day"](p=p, x=frame.inputs(newest))
+        paths = np.stack([frame.restore(one[None], newest)[0] for one in made[0]])
+        if found.interval is None or found.coverage is None:
+            paths += found.median - np.median(paths, axis=0)
+        else:
+            paths = fitted_paths(paths, found.median, found.interval, found.coverage)
+        paths = np.maximum(paths, least(frame))
+        return replace(found, expected=paths.mean(axis=0), paths=paths)
 
     def solved_alone(self, local: TrainingContext, p: Vector) -> Vector:
         span = local.span()

@@ -126,6 +126,51 @@ def profile_paths(
     return np.asarray(centre[:, None, :] + spread[:, None, :] * shapes)
 
 
+def fitted_paths(paths: Floats, median: Floats, ends: Floats, share: float) -> Floats:
+    """Return paths that have a given median and given ends of an interval at every step.
+
+    What lies above a step's median is stretched by one factor, what lies below by another: so the
+    order of the paths stays, and their sums are those of the distribution that is served.
+
+    Args:
+        paths: Shape ``(..., paths, H)``.
+        median: Shape ``(..., H)``.
+        ends: Lower and upper ends, shape ``(..., H, 2)``.
+        share: Of the values that shall lie between them.
+
+    >>> made = fitted_paths(np.arange(5.0)[:, None], np.array([4.0]), np.array([[3.0, 8.0]]), 0.5)
+    >>> made.ravel().tolist()
+    [2.0, 3.0, 4.0, 8.0, 12.0]
+    """
+    at = (0.5 - share / 2.0, 0.5, 0.5 + share / 2.0)
+    low, middle, high = np.quantile(paths, at, axis=-2)[..., None, :]
+    away, centre = paths - middle, median[..., None, :]
+    wide = [np.where(side > 0.0, side, 1.0) for side in (middle - low, high - middle)]
+    below, above = (np.abs(ends[..., None, :, i] - centre) / wide[i] for i in (0, 1))
+    return np.asarray(centre + away * np.where(away < 0.0, below, above))
+
+
+def energy_scores(paths: Floats, truth: Floats) -> Floats:
+    """Return the energy score of each day: how far its paths are from it, less half their own spread.
+
+    Args:
+        paths: Shape ``(n, paths, H)``.
+        truth: Shape ``(n, H)``.
+
+    Reference:
+        Gneiting and Raftery, "Strictly proper scoring rules", 2007.
+
+    >>> energy_scores(np.array([[[0.0], [2.0]]]), np.array([[1.0]])).tolist()
+    [0.5]
+    """
+    found = []
+    for some, seen in zip(paths, truth, strict=True):
+        away = np.linalg.norm(some - seen, axis=1).mean()
+        apart = np.linalg.norm(some[:, None] - some[None], axis=2).mean()
+        found.append(away - apart / 2.0)
+    return np.array(found)
+
+
 def share_covered(paths: Floats, truth: Floats, share: float = 0.8) -> float:
     """Return how often the sum of a day lies in the paths' central interval of ``share``.
 

@@ -176,7 +176,8 @@ def result_of(forecast: Forecast, compared: CommandResult | None = None) -> Comm
     lines = [
         f"{time}  {'-' if v is None else f'{v:.6g}'}" for time, v in zip(times, values, strict=True)
     ]
-    head = f"{forecast.unit}, by {forecast.source.removeprefix('by ')}"
+    how = forecast.source if forecast.source.startswith("by ") else f"by {forecast.source}"
+    head = f"{forecast.unit}, {how}"
     if forecast.missing:
         head += f", not by the model, which needs {forecast.missing}"
     if forecast.interval is not None:

@@ -44,6 +44,7 @@ from edge_sdk.methods.training_context import TrainingContext, keyed
 from edge_sdk.protocol.contract.manifest import Manifest
 from edge_sdk.protocol.contract.method import END, Member, Task, Update
 from edge_sdk.protocol.contract.parameter_layout import Vector
+from tools.experiments.marks.day_spread import joined, served, spread_scores
 from tools.experiments.marks.tasks import use
 
 EXPERIMENT = "days"
@@ -91,9 +92,10 @@ class SetOfDevices:
         }
 
     @classmethod
-    def of(cls, data: Path, name: str) -> SetOfDevices:
-        """Read a set below a folder."""
+    def of(cls, data: Path, name: str, most: int | None = None) -> SetOfDevices:
+        """Read the first devices of a set below a folder, or all of them."""
         task = importlib.import_module("datasets").load(data, f"{name}:1")
+        task.series = task.series[:most]
         return cls(task, *SETS[name][1:])
 
     def run(self, name: str, **given: Any) -> Any:  # noqa: ANN401 - arrays in, arrays out
@@ -165,10 +167,11 @@ class SetOfDevices:
     def scores(self, vectors: Mapping[str, Vector]) -> dict[str, Any]:
         """Return error, pinball loss and coverage of [.1, .9], means over devices, as ``day.py``.
 
-        ``by device`` has the errors of the devices, by name.
+        ``by device`` has the errors of the devices, by name; ``spread`` the scores of the intervals
+        as an agent serves them, and of its paths (``day_spread``).
         """
         errors: dict[str, float] = {}
-        losses, covered = [], []
+        losses, covered, spreads = [], [], []
         for series in self.task.series:
             origins = self.tests(series)
             told = self.forecasts(series.name, vectors[series.name], origins)
@@ -188,9 +191,28 @@ class SetOfDevices:
             losses.append(np.mean([one.mean() for one in pinball]) / (0.5 * naive))
             inside = (told[:, :, 0] <= truth) & (truth <= told[:, :, 2])
             covered.append(inside[seen].mean())
+            spreads.append(self._spread(series, vectors[series.name], origins, told, truth))
         means = (float(np.mean(one)) for one in (list(errors.values()), losses, covered))
         found = dict(zip(("error", "pinball", "coverage"), means, strict=True))
-        return {**found, "by device": errors}
+        return {**found, "by device": errors, "spread": joined(spreads)}
+
+    def _spread(
+        self,
+        series: Any,  # noqa: ANN401 - the anchors' type
+        p: Vector,
+        origins: Ints,
+        told: Floats,
+        truth: Floats,
+    ) -> Mapping[str, Any]:
+        frame, paths = self.whole[series.name], []
+        ends = served(
+            frame, origins, told, lambda some: self.forecasts(series.name, p, some), self.day
+        )
+        for start in range(0, len(origins), CHUNK):
+            some = origins[start : start + CHUNK]
+            _, made = self.run("day", p=p, x=frame.inputs(some))
+            paths.append(frame.restore(made.reshape(len(some), -1), some).reshape(made.shape))
+        return spread_scores(np.concatenate(paths), told[:, :, 1], ends, truth)
 
     def first_days(self, series: Any, origins: Ints, days: int) -> Floats:  # noqa: ANN401
         """Return the bundle's medians of some windows in which the newest days alone are known."""
@@ -251,6 +273,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     some = parser.add_argument_group("days")
     some.add_argument("--days", nargs="+", choices=SETS, default=list(SETS), help="some sets only")
     some.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
+    some.add_argument("--devices", type=int, help="the first devices of each set only")
 
 
 def main(options: argparse.Namespace) -> int:
@@ -261,7 +284,7 @@ def main(options: argparse.Namespace) -> int:
     for name in options.days:
         todo = [arm for arm in options.arms if not _file(options.out, name, arm).exists()]
         if todo and not options.kept and (options.data / name).is_dir():
-            devices = SetOfDevices.of(options.data, name)
+            devices = SetOfDevices.of(options.data, name, options.devices)
             for arm in todo:
                 found = devices.scores(devices.vectors(arm, options.out, console))
                 _file(options.out, name, arm).write_text(json.dumps(found), "utf-8")
@@ -278,8 +301,9 @@ def _file(out: Path, name: str, arm: str) -> Path:
 def table(out: Path, anchors: Path, names: Sequence[str], arms: Sequence[str]) -> str:
     """Return the table of all results in a folder beside the anchors'."""
     heads = [f"ours: {arm}" for arm in arms]
+    scores = "of the last: pinball / coverage; served (by lead), of sums; energy score"
     lines = [
-        f"| set | {' | '.join(heads)} | pinball / coverage of the last | {' | '.join(THEIRS)} |",
+        f"| set | {' | '.join(heads)} | {scores} | {' | '.join(THEIRS)} |",
         "|" + " --- |" * (2 + len(heads) + len(THEIRS)),
     ]
     for name in names:
@@ -289,7 +313,11 @@ def table(out: Path, anchors: Path, names: Sequence[str], arms: Sequence[str]) -
         if not done:
             continue
         cells = [f"{one['error']:.3f}" if one else "" for one in ours]
-        cells.append(f"{done[-1]['pinball']:.3f} / {done[-1]['coverage']:.0%}")
+        last = f"{done[-1]['pinball']:.3f} / {done[-1]['coverage']:.0%}"
+        if spread := done[-1].get("spread"):
+            text = "; {served:.0%} ({least:.0%} to {most:.0%}), {sums:.0%}; {energy:.3f}"
+            last += text.format_map(spread)
+        cells.append(last)
         path = anchors / "day" / "results" / f"{name}.json"
         known = json.loads(path.read_text("utf-8"))["methods"] if path.exists() else {}
         cells += [f"{known[m]['mae_rel']:.3f}" if m in known else "" for m in THEIRS]

@@ -11,6 +11,7 @@ import pytest
 from edge_sdk.extensions.analytic.profile_half import IssuedWindows, with_own_part
 from edge_sdk.extensions.analytic.profile_model import ProfileModel
 from edge_sdk.extensions.analytic.profile_sums import functions_of_profiles
+from edge_sdk.extensions.analytic.residual_paths import fitted_paths
 from edge_sdk.extensions.evaluation.forecast import result_of
 from edge_sdk.forecasting.forecast import ForecastQuality
 from edge_sdk.forecasting.series import SeriesRow
@@ -75,8 +76,22 @@ def test_an_agent_serves_the_numbers_of_the_tables_path(tmp_path):
     x = frame.inputs(np.array([len(frame) - 1]))
     assert found.median == pytest.approx(run("forecast", p=p, x=x)[0][0, :, 1], rel=1e-5)
     expected, paths = run("day", p=p, x=x)
-    assert found.expected == pytest.approx(expected[0], rel=1e-5)
-    assert found.paths == pytest.approx(np.maximum(paths[0], 0.0), rel=1e-4, abs=1e-4)
+    assert expected == pytest.approx(paths.mean(axis=1), rel=1e-5)
+    served = np.maximum(fitted_paths(paths[0], found.median, found.interval, 0.8), 0.0)
+    assert found.paths == pytest.approx(served, rel=1e-4, abs=1e-4)
+
+
+def test_medians_intervals_expected_values_and_sums_are_of_one_distribution(tmp_path):
+    one = device(tmp_path, 40 * 24)
+    found = one.forecast(one.first_state())
+    low, middle, high = np.quantile(found.paths, (0.1, 0.5, 0.9), axis=0)
+    near = 0.05 * (found.interval[:, 1] - found.interval[:, 0])  # 64 paths have no middle one
+    assert (np.abs(middle - found.median) < near).all()
+    assert (np.abs(found.interval - np.stack([low, high], axis=1)) < 2.0 * near[:, None]).all()
+    assert found.expected == pytest.approx(found.paths.mean(axis=0))
+    assert found.expected.sum() == pytest.approx(found.paths.sum(axis=1).mean())
+    by_steps = replace(found, source="by step")
+    assert result_of(by_steps).text.startswith("kWh, by step, 80% between")
 
 
 def test_a_device_alone_solves_its_own_part_in_a_round_of_its_own(tmp_path):

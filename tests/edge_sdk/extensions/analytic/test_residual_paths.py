@@ -8,6 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_sdk.extensions.analytic.residual_paths import (
+    energy_scores,
+    fitted_paths,
     joined_residuals,
     lead_quantiles,
     profile_fan,
@@ -86,6 +88,32 @@ def test_sums_of_paths_cover_where_independent_steps_would_not():
     many = np.repeat(made, len(new), axis=0)
     assert share_covered(many, new) == pytest.approx(0.8, abs=0.05)
     assert share_covered(np.repeat(alone, len(new), axis=0), new) < 0.4
+
+
+def test_paths_in_the_order_of_days_have_a_lower_energy_score_than_independent_steps():
+    draw = np.random.default_rng(4)
+    past, new = residual_days(draw, 200), residual_days(draw, 100)
+    made = np.repeat(profile_paths(np.zeros((1, 24)), np.ones((1, 24)), past, 100), 100, axis=0)
+    alone = draw.permuted(made, axis=1)
+    assert energy_scores(made, new).mean() < 0.98 * energy_scores(alone, new).mean()
+
+
+@given(seeds, st.integers(2, 20).map(lambda n: 2 * n + 1))
+@settings(max_examples=30, deadline=None)
+def test_fitted_paths_keep_their_order_and_have_the_ends_that_are_served(seed, paths):
+    draw = np.random.default_rng(seed)
+    made, median = draw.normal(size=(2, paths, 6)), draw.normal(size=(2, 6))
+    ends = median[..., None] + draw.gamma(2.0, size=(2, 6, 1)) * np.array([-1.0, 1.0])
+    fitted = fitted_paths(made, median, ends, 0.8)
+    found = np.quantile(fitted, (0.1, 0.5, 0.9), axis=1)
+    assert found[1] == pytest.approx(median)
+    assert np.stack(found[[0, 2]], axis=-1) == pytest.approx(ends)
+    assert (np.argsort(fitted, axis=1) == np.argsort(made, axis=1)).all()
+
+
+def test_paths_without_a_spread_stay_on_their_median():
+    ends = np.array([[0.0, 2.0]])
+    assert fitted_paths(np.ones((4, 1)), np.array([1.0]), ends, 0.8).tolist() == [[1.0]] * 4
 
 
 def test_a_step_that_no_day_has_observed_is_refused():
