@@ -37,6 +37,9 @@ The handler returns the name of the counter that the message raises, or its repl
 """
 
 
+_NONE: Receiver = (None, None)
+
+
 @dataclass(frozen=True, slots=True)
 class VerifiedArrival(Arrival):
     """A message whose signature was verified before."""
@@ -48,7 +51,7 @@ class Signals:
     """Transient signals of a run: a method without any refuses them."""
 
     def assemble(self, device: str, fragment: messages.SignalMessage) -> method.Signal | None:  # noqa: ARG002 - of a derived class
-        """Add a fragment; return the signal once it is whole, else None; raise Refused if it is wrong or unwanted."""
+        """Add a fragment; return a whole signal, else None; raise Refused if it is wrong."""
         raise Refused(Reason.UNKNOWN_KIND, f"ask {fragment.ask!r}")
 
     def forget(self, device: str) -> None:
@@ -65,14 +68,14 @@ class AtHand(NamedTuple):
 
 
 class MessageIngress:
-    """Receiving end of the protocol. Durable state is in the store; the rest may be lost.
+    """Receiver of the protocol; what is not in the store may be lost.
 
     Attributes:
         counts: Counters by name: refusal reasons, and ACCEPTED, REPLAYED, UNKNOWN_KEYS,
             SEQ_GAPS, STALE_STATUS, PULLS_DELAYED, REFUSED_BY_DEVICE; NO_WINDOWS_ON_DEVICE for a
             device without a window; LOG_FORK_ON_DEVICE for a hello with a checkpoint of another
             log; SLOTS_AGAIN for a chunk sent again; OUTLIVED for a life that continued behind a
-            newer one; IGNORED for a name with too many forged signatures; STRAY for others.
+            newer one; IGNORED for a name with many forged signatures; STRAY for others.
         is_full: True if the last write found the disk full.
         at_hand: The newest message.
         sealer: Seals all replies.
@@ -112,6 +115,7 @@ class MessageIngress:
             admission=self._admission,
             uploads=self._uploads,
             refuse=lambda device, reason, offer: self._refuse(device, reason, None, offer),
+            is_offered=lambda kind: bool((cls := (receivers(kind) or _NONE)[0]) and cls.is_offered),
         )
         sessions = DeviceSessions(
             parts,
@@ -170,7 +174,7 @@ class MessageIngress:
         return self._receive(address.id, address.kind, message)
 
     def receive_body(self, body: Sealed) -> IngressResult:
-        """Handle a body that was sent in chunks and set aside before."""
+        """Handle a body of chunks that was set aside before."""
         self.at_hand = AtHand(body.sender, body.kind)
         return self._complete(body)
 
@@ -200,7 +204,7 @@ class MessageIngress:
         return self._refuse(device, reason, sealed, message)
 
     def refuse_unseen(self, topic: str) -> IngressResult:
-        """Refuse a message without reading it: the same bytes caused a defect before."""
+        """Refuse a message unread: the same bytes caused a defect before."""
         self.at_hand = AtHand()
         address = topics.parse(topic)
         if (
@@ -246,10 +250,7 @@ class MessageIngress:
                 raise Refused(Reason.UNKNOWN_KIND, "not configured")  # noqa: TRY301 - as above
             message = codec.decode(cls, sealed.content, on_unknown=self._unknown)
             self.at_hand = AtHand(device, kind, sealed, message)
-            result = handler(sealed, message)
-            if isinstance(result, str):
-                self.counts[result] += 1
-                result = IngressResult()
+            result = self._counted(handler(sealed, message))
         except Refused as refused:
             if refused.reason is Reason.BAD_SIGNATURE:
                 self._limiter.failed(device, now)
@@ -262,6 +263,12 @@ class MessageIngress:
             return self._refuse(device, Reason.NO_SPACE, sealed, message)
         self.is_full = self.is_full and not result.entries
         return result
+
+    def _counted(self, result: str | IngressResult) -> IngressResult:
+        if isinstance(result, IngressResult):
+            return result
+        self.counts[result] += 1
+        return IngressResult()
 
     def _unseal(self, device: str, kind: str, arrival: Arrival, now: float) -> Sealed:
         payload = arrival.payload
@@ -283,7 +290,7 @@ class MessageIngress:
 
     def _check_set_aside(self, body: Sealed) -> None:
         if self._is_set_aside(body.sender, body.digest):
-            raise Refused(Reason.INTERNAL, "the same body caused an internal error before")
+            raise Refused(Reason.INTERNAL, "this body caused an internal error before")
 
     def _unknown(self, _key: str) -> None:
         self.counts["UNKNOWN_KEYS"] += 1
@@ -327,9 +334,14 @@ class MessageIngress:
         body = self.sealer.bodies.opened(body)
         self.at_hand = AtHand(body.sender, body.kind, body)
         self._check_set_aside(body)
-        update = codec.decode(messages.UpdateMessage, body.content, on_unknown=self._unknown)
-        self.at_hand = AtHand(body.sender, body.kind, body, update)
-        return self._admit(body, update)
+        is_update = body.kind == messages.UpdateMessage.kind
+        found = (messages.UpdateMessage, self._admit) if is_update else self._receivers(body.kind)
+        cls, handler = found or _NONE
+        if cls is None or handler is None:
+            raise Refused(Reason.UNKNOWN_KIND, body.kind)
+        message = codec.decode(cls, body.content, on_unknown=self._unknown)
+        self.at_hand = AtHand(body.sender, body.kind, body, message)
+        return self._counted(handler(body, message))
 
     def _admit(self, sealed: Sealed, update: messages.UpdateMessage) -> IngressResult:
         return self._admission.update(sealed, update, self._updates.context_of(update.run))

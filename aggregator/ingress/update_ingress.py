@@ -23,6 +23,7 @@ class UpdateIngress:
     Args:
         uploads: Transfers in progress and offers that wait.
         refuse: Answers a waiting offer that is refused.
+        is_offered: Returns whether bodies of another kind may be offered.
     """
 
     def __init__(
@@ -32,10 +33,12 @@ class UpdateIngress:
         admission: UpdateAdmission,
         uploads: Uploads,
         refuse: Callable[[str, Reason, OfferMessage], IngressResult],
+        is_offered: Callable[[str], bool],
     ) -> None:
         self._store, self._registry, self._sealer = parts.store, parts.registry, parts.sealer
         self._counts, self._is_set_aside = parts.counts, parts.is_set_aside
         self._admission, self._uploads, self._refuse = admission, uploads, refuse
+        self._is_offered = is_offered
         self._contexts: dict[int, AdmissionContext] = {}
         self._is_more_waiting = False
 
@@ -58,7 +61,7 @@ class UpdateIngress:
             Refused: The kind, the proof or the number is invalid; PAUSED; BUSY.
         """
         device = sealed.sender
-        if offer.of != UpdateMessage.kind:
+        if offer.of != UpdateMessage.kind and not self._is_offered(offer.of):
             raise Refused(Reason.UNKNOWN_KIND, offer.of)
         settled = self._settled(device, offer)
         if settled is not None:
@@ -98,8 +101,10 @@ class UpdateIngress:
 
     def _settled(self, device: str, offer: OfferMessage) -> IngressResult | None:
         """Return the receipt of an offer with a settled number; None if it may be granted."""
-        key = (offer.life, offer.seq)
-        ledger = self._admission.number(self._proved(device, offer), key, offer.spent)
+        key, proved = (offer.life, offer.seq), self._proved(device, offer)
+        if offer.of != UpdateMessage.kind:
+            return None
+        ledger = self._admission.number(proved, key, offer.spent)
         if isinstance(ledger, IngressResult):
             self._uploads.drop(device)
             return ledger

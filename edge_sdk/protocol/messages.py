@@ -114,6 +114,7 @@ class ProtocolMessage:
     from_device: ClassVar[bool] = False
     # a device can encrypt it to the aggregator: it has data of its readings or its model
     is_encryptable: ClassVar[bool] = False
+    is_offered: ClassVar[bool] = False  # a large one may be offered, and sent in chunks
     of_root: ClassVar[bool] = False  # announcement that root signs; others are the aggregator's
     is_delegated: ClassVar[bool] = False  # of root, and also signed by keys that root has named
     of_fleet: ClassVar[bool] = False  # announcement to the whole fleet, not to a run's devices
@@ -444,7 +445,10 @@ class SignalMessage(ProtocolMessage):
 
 @dataclass(frozen=True, slots=True)
 class OfferMessage(ProtocolMessage):
-    """Offer a large body or one sent before; ask whether to send it, or whether it is settled."""
+    """Offer a large body or one sent before; ask whether to send it, or whether it is settled.
+
+    Of another kind than an update ``run``, ``life`` and ``seq`` are 1, ``round``, ``base`` and ``spent`` 0.
+    """
 
     kind: ClassVar[str] = "offer"
     from_device = True

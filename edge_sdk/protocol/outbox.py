@@ -15,7 +15,7 @@ from edge_sdk.protocol import messages as m
 from edge_sdk.protocol import outbox_state as state
 from edge_sdk.protocol.codec import encode
 from edge_sdk.protocol.envelope import digest, ref
-from edge_sdk.protocol.transfer import ENVELOPE, chunk_size, count_of, indices
+from edge_sdk.protocol.transfer import ENVELOPE, chunk_size, count_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,13 +264,7 @@ def _send_chunks(
     before = outbox.transfer if outbox.transfer and outbox.transfer.key == entry.key else None
     before = before or state.PendingTransfer(entry.key, b"")
     count = count_of(len(entry.body), outbox.chunk)
-    have = frozenset(indices(request.have, count))
-    is_early = inputs.now - before.sent_at < state.SOONEST_GAP
-    in_flight = before.sent if is_early and have == before.have else before.in_flight(have)
-    missing = [i for i in range(count) if i not in have and i not in in_flight]
-    next_chunks = missing[: max(0, request.win - len(in_flight))]
-    sent_at = inputs.now if next_chunks else before.sent_at
-    transfer = replace(before, have=have, sent=(*in_flight, *next_chunks), sent_at=sent_at)
+    transfer, next_chunks = before.asked(request, count, inputs.now)
     retry_at = inputs.now + outbox.retry.base  # all sent and no answer: offer again
     answered = replace(entry, attempts=1)
     pieces = tuple(state.SendChunk(_chunk(entry, i, outbox.chunk), worker) for i in next_chunks)

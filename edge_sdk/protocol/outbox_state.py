@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from functools import cached_property
 
 from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.protocol.codec import ENCODINGS, encode
 from edge_sdk.protocol.envelope import AGGREGATOR, digest, prove, ref
 from edge_sdk.protocol.keys import Signer
-from edge_sdk.protocol.messages import ChunkMessage, HelloMessage, OfferMessage, UpdateMessage
-from edge_sdk.protocol.transfer import FIRST_GAP
+from edge_sdk.protocol.messages import (
+    ChunkMessage,
+    GrantMessage,
+    HaveMessage,
+    HelloMessage,
+    OfferMessage,
+    UpdateMessage,
+)
+from edge_sdk.protocol.transfer import FIRST_GAP, indices
 
 SCORES = "scores"
 """Ability to answer to a histogram of scores; a welcome names it if the aggregator collects one."""
@@ -185,6 +192,25 @@ class PendingTransfer:
         arrived = [n for n, i in enumerate(self.sent) if i in have]
         last = arrived[-1] if arrived else -1
         return tuple(i for n, i in enumerate(self.sent) if n > last and i not in have)
+
+    def asked(
+        self, request: GrantMessage | HaveMessage, count: int, now: float
+    ) -> tuple[PendingTransfer, tuple[int, ...]]:
+        """Return the transfer after a report, and the chunks to send: at most ``win`` beyond those that arrived.
+
+        Args:
+            count: Number of chunks of the body.
+
+        Raises:
+            Refused: MALFORMED: a bitmap of the wrong size.
+        """
+        have = frozenset(indices(request.have, count))
+        is_early = now - self.sent_at < SOONEST_GAP
+        in_flight = self.sent if is_early and have == self.have else self.in_flight(have)
+        missing = [i for i in range(count) if i not in have and i not in in_flight]
+        chosen = tuple(missing[: max(0, request.win - len(in_flight))])
+        at = now if chosen else self.sent_at
+        return replace(self, have=have, sent=(*in_flight, *chosen), sent_at=at), chosen
 
 
 @dataclass(frozen=True, slots=True)

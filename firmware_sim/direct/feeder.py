@@ -30,7 +30,7 @@ from edge_sdk.extensions.sums.masked_sum import (
     unpacked,
     values_of,
 )
-from edge_sdk.extensions.sums.messages import Source, SumContract
+from edge_sdk.extensions.sums.messages import SumContract
 from edge_sdk.extensions.sums.seed import ExchangeKey
 from edge_sdk.protocol import keys
 from edge_sdk.protocol.codec import encode
@@ -137,7 +137,7 @@ def _opened(
     found, sent = [], 0
     with WitnessRecord(folder / "witness.sqlite") as record:
         record.enrol(FLEET, [(h, s.public) for h, s in zip(homes, signers, strict=True)])
-        sources: tuple[tuple[Source, int, Floats], ...] = (
+        sources: tuple[tuple[str, int, Floats], ...] = (
             ("history", 0, load[:, :-1]),
             ("tomorrow", LEARN, expected),
         )
@@ -175,7 +175,7 @@ def _opened(
     return found, sent
 
 
-def _contract(source: Source, witness: bytes) -> SumContract:
+def _contract(source: str, witness: bytes) -> SumContract:
     return SumContract(
         f"feeder-{source}", source, "elec.import.energy", "kWh", 24, 0.0, 50.0, 0.001, DAY,
         26 * HOUR, LEAST, witness, cohort="feeder",

@@ -22,6 +22,7 @@ from aggregator.extensions.sums.witness_link import WitnessLink
 from aggregator.extensions.sums.witness_record import WitnessRecord
 from aggregator.store.opener import open_store
 from edge_sdk import Reading
+from edge_sdk.app.extensions import ExtensionIndex
 from edge_sdk.extensions.sums.masked_sum import contracts_of, packed, rounded
 from edge_sdk.extensions.sums.messages import SumsMessage
 from edge_sdk.protocol.codec import decode
@@ -71,7 +72,7 @@ def load(number, hour):
 class Feeders:
     """A world with two feeders of six homes, and a witness in a folder of its own."""
 
-    def __init__(self, world, tmp_path, capsys, **options):
+    def __init__(self, world, tmp_path, capsys, text=CONTRACT, **options):
         run = {"schedule": {"rounds_per_day": 1}}
         self.world = world(devices=DEVICES, accept={"sums": True}, hours=0, run=run, **options)
         self.clock, self.capsys, self.folder = self.world.clock, capsys, tmp_path / "witness"
@@ -79,7 +80,7 @@ class Feeders:
         self.clock.begun = (self.clock.begun // DAY + 1) * DAY + 6 * HOUR
         self.at = int(self.clock.begun) // HOUR - 8 * 24
         keys = self.data(witness, ["sum-keys", *self.keys, "--json"])
-        text = CONTRACT.format(**keys).replace("\n[[", "few = true\n\n[[", 1)
+        text = text.format(**keys).replace("\n[[", "few = true\n\n[[", 1)
         self.world.config.write_text(self.world.config.read_text() + text)
         for number in range(DEVICES):
             self.command("label", f"feeder=F{number % 2}", f"home-{number}")
@@ -324,5 +325,57 @@ def test_sets_are_opened_over_the_broker(world, tmp_path, capsys):
             answers += served.turn(0.0)
     assert feeders.sets() == []
     assert answers >= len(feeders.opened()) >= 2
+    feeders.world.kill_daemon()
+    feeders.command("sums", "audit")
+
+
+LONG = """
+[sums]
+witness_open = "{witness_open}"
+witness_sign = "{witness_sign}"
+
+[[sums.contract]]
+name = "blocks"
+source = "blocks"
+stream = "any"
+unit = "1"
+lowest = 0.0
+highest = 1e6
+resolution = 1.0
+length = 20000
+due = "9h"
+least = 3
+"""
+
+
+def test_long_vectors_travel_in_chunks_over_a_bad_link(world, tmp_path, capsys, monkeypatch):
+    def blocks(device, about, _period):
+        return np.arange(20_000) * (1.0 + int(device.config.id.removeprefix("home-")))
+
+    known = ExtensionIndex.loaders
+
+    def loaders(self, table):
+        return {**known(self, table), **({"blocks": lambda: blocks} if table == "sums" else {})}
+
+    monkeypatch.setattr(ExtensionIndex, "loaders", loaders)
+    faults = LinkFaults(drop=0.05, duplicate=0.1, reorder=0.1)
+    feeders = Feeders(world, tmp_path, capsys, text=LONG, faults=faults, seed=3)
+    feeders.start()
+    feeders.hours(1)
+    for victim in (2, 5):
+        feeders.world.die(victim)
+        feeders.world.turn()
+        feeders.world.start(victim)
+    feeders.world.kill_daemon()
+    feeders.world.start_daemon()
+    feeders.hours(3)
+    (of,) = (read_set(path.read_bytes()) for path in feeders.sets()[:1])
+    assert len(of.members) >= 3
+    assert feeders.open("--least", "3") == 0
+    feeders.turns(24)
+    found, *_ = feeders.opened()
+    factor = sum(1 + number for number in members_of(of))
+    assert np.array_equal(found.values, np.arange(20_000) * float(factor))
+    assert (found.step, found.members) == (DAY * 1000, len(of.members))
     feeders.world.kill_daemon()
     feeders.command("sums", "audit")

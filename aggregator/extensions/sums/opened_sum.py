@@ -66,6 +66,11 @@ class WaitingSet:
         value = f"-{found.value}" if found.value else ""
         return f"{found.contract.terms.name}-{begin}{value}-{file_digest(self.data).hex()[:8]}"
 
+    @property
+    def length(self) -> int:
+        """Return the numbers of its sum."""
+        return read_set(self.data).contract.terms.length
+
 
 def opened_sums(config: AggregatorConfig, since: int = 0, label: str = "") -> list[StoredSum]:
     """Return the opened sums of a fleet, read beside a running daemon; none before its first start.
@@ -214,7 +219,7 @@ class SumTable(Table):
             " WHERE contract = ? AND period = ? ORDER BY device",
             (contract.digest, period),
         )
-        return ((row[0], _message(contract, period, *row[1:])) for row in rows.fetchall())
+        return ((row[0], _message(contract, period, *row[1:])) for row in rows)
 
     def drop_messages(self, before: int) -> None:
         """Delete masked vectors of periods that begin before a time, Unix milliseconds."""

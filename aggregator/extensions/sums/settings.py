@@ -11,7 +11,7 @@ from edge_sdk.extensions.sums.messages import (
     CONTRACTS_LIMIT,
     DEVICES_LIMIT,
     LENGTH_LIMIT,
-    Source,
+    Name,
     SumContract,
 )
 
@@ -25,9 +25,9 @@ Hex = Annotated[str, Matches(r"[0-9a-f]{64}")]
 class ContractSection:
     """Terms of a sum, as a table ``[[sums.contract]]``."""
 
-    name: Annotated[str, Matches(r"[a-z][a-z0-9-]{0,31}")]
-    # readings of each whole period, or the expected values of the one that begins
-    source: Source
+    name: Name
+    # history: readings of each whole period; tomorrow: the expected values of the one that begins
+    source: Name
     stream: str  # canonical stream, in its own unit
     unit: str  # unit of the stream
     lowest: float  # lower values are raised to it

@@ -57,7 +57,7 @@ logger = logging.getLogger(__name__)
 
 MARGIN = 60_000  # ms after a period's end in which messages that were underway still count
 AGAIN = 60.0  # s after which a set that waits is sent to the witness again
-MOST = 60_000  # bytes of a set that is sent over the broker; a larger one goes as a file
+MOST = 60_000  # bytes of a set, and of its answer, over the broker; larger ones go as files
 TURN = 5.0  # s between two looks at deadlines and answers
 SET, ANSWER = ".set", ".opened"
 
@@ -298,7 +298,11 @@ class SumCollection(ServerExtension):
         witness, isolation = self.config.section("sums").witness, self.parts.isolation
         if not witness:
             return
-        sets = (decode(SetFile, one.data) for one in self._waiting() if len(one.data) <= MOST)
+        sets = [
+            decode(SetFile, one.data)
+            for one in self._waiting()
+            if len(one.data) <= MOST and 8 * one.length <= MOST
+        ]
         isolation.publisher.reply(isolation.ingress.sealer.seal(witness, one) for one in sets)
 
     def _answered(self, sealed: Sealed, _: AnswerFile) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, ClassVar, Final, Literal
+from typing import Annotated, ClassVar, Final
 
 from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.app.schema import Between, Length, Matches
@@ -11,7 +11,6 @@ from edge_sdk.protocol.messages import (
     SPAN_LIMIT,
     Moment,
     Ordinal,
-    Piece,
     ProtocolMessage,
     PublicKey,
     Real,
@@ -19,16 +18,18 @@ from edge_sdk.protocol.messages import (
     Text,
 )
 
-LENGTH_LIMIT: Final = 4096
-"""Most numbers of one message: 32 kB."""
+LENGTH_LIMIT: Final = 262_144
+"""Most numbers of one vector: 2 MiB."""
 DEVICES_LIMIT: Final = 2**20
 """Most devices of one sum."""
 LEVELS_LIMIT: Final = 2**43
 """Largest integer that a device sends: the sum of all devices stays below 2^63, and never overflows."""
-CONTRACTS_LIMIT: Final = 2
+CONTRACTS_LIMIT: Final = 4
 """Most contracts of a fleet: one for each source."""
+TIMED: Final = ("history", "tomorrow")
+"""Sources of which each number belongs to an equal part of the period; others are named by the index."""
 
-Source = Literal["history", "tomorrow"]
+Name = Annotated[str, Matches(r"[a-z][a-z0-9-]{0,31}")]
 Signature = Annotated[bytes, Length(64, 64)]
 Contracts = Annotated[tuple[Annotated[bytes, Length(1, 1024)], ...], Length(0, CONTRACTS_LIMIT)]
 
@@ -38,15 +39,15 @@ class SumContract(ProtocolMessage):
     """Terms of a sum: one vector of a device and a period. It is a part of ``SumsMessage``."""
 
     kind: ClassVar[str] = "contract"
-    name: Annotated[str, Matches(r"[a-z][a-z0-9-]{0,31}")]
-    source: Source  # readings of a whole period, or the expected values of one that begins
-    stream: Text  # canonical stream
+    name: Name
+    source: Name  # readings of a whole period, the expected values of one that begins, or another
+    stream: Text  # canonical stream, or what the source tells apart by it
     unit: Text  # of the numbers below, and of the stream
     length: Annotated[int, Between(1, LENGTH_LIMIT)]  # numbers of one vector
     lowest: Real  # lower values are raised to it
     highest: Real  # higher values are lowered to it
     resolution: Real  # numbers are rounded to lowest plus a multiple of it
-    period: Annotated[int, Between(1000, SPAN_LIMIT)]  # ms; each number is of an equal part of it
+    period: Annotated[int, Between(1000, SPAN_LIMIT)]  # ms
     due: Annotated[int, Between(1, SPAN_LIMIT)]  # ms after a period's begin until it is closed
     least: Annotated[int, Between(2, DEVICES_LIMIT)]  # devices without which no sum is opened
     witness: PublicKey  # X25519 key that the seeds of the masks are agreed with
@@ -62,7 +63,7 @@ class SumContract(ProtocolMessage):
                 f"resolution: expected 1 to 2^43 steps of it from lowest to highest, so that the sum "
                 f"of 2^20 devices stays below 2^63; {self.resolution:g} is out of range"
             )
-        if self.period % self.length or self.offset >= self.period:
+        if (self.is_timed and self.period % self.length) or self.offset >= self.period:
             raise ValueError("period: expected a multiple of length, above offset")
 
     @property
@@ -71,9 +72,14 @@ class SumContract(ProtocolMessage):
         return math.floor((self.highest - self.lowest) / self.resolution + 1e-6)
 
     @property
+    def is_timed(self) -> bool:
+        """Return whether each number belongs to an equal part of the period."""
+        return self.source in TIMED
+
+    @property
     def step(self) -> int:
-        """Return the milliseconds of one number."""
-        return self.period // self.length
+        """Return the milliseconds to which one number belongs."""
+        return self.period // self.length if self.is_timed else self.period
 
     def begins(self, period: int) -> bool:
         """Return whether a period begins at a time, Unix milliseconds."""
@@ -102,11 +108,12 @@ class SumMessage(ProtocolMessage):
     kind: ClassVar[str] = "sum"
     from_device = True
     is_encryptable = True
+    is_offered = True
     of: Ref  # of the contract
     period: Moment  # begin of the period
     enc: PublicKey  # encapsulated key of the seed, for the witness
     proof: Signature  # of the device, which the witness verifies without the numbers
-    blob: Piece = b""  # uint64 little-endian, masked
+    blob: Annotated[bytes, Length(0, 8 * LENGTH_LIMIT)] = b""  # uint64 little-endian, masked
 
 
 @dataclass(frozen=True, slots=True)

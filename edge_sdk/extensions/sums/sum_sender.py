@@ -8,6 +8,7 @@ another contract: whoever could announce a second contract would learn one devic
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
@@ -31,7 +32,10 @@ from edge_sdk.extensions.sums.messages import (
 from edge_sdk.forecasting.forecast import Forecast
 from edge_sdk.forecasting.series import STREAMS, Series
 from edge_sdk.protocol.codec import decode, encode
-from edge_sdk.protocol.envelope import digest, ref
+from edge_sdk.protocol.envelope import AGGREGATOR, digest, prove, ref
+from edge_sdk.protocol.messages import CHUNK_LIMIT, ChunkMessage, GrantMessage, HaveMessage
+from edge_sdk.protocol.outbox_state import OutboxEntry, PendingTransfer
+from edge_sdk.protocol.transfer import count_of
 from edge_sdk.session.signed_link import VerifiedMessage
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.training.extension import DeviceExtension, DeviceParts
@@ -40,8 +44,15 @@ logger = logging.getLogger(__name__)
 
 RETRY: Final = 600.0
 """Seconds after which a message that was not receipted is sent again over the same link."""
+OFFER_AGAIN: Final = 60.0
+"""Seconds after which the offer of a long message that got no answer is repeated."""
+MINUTE: Final = 60_000
+"""Milliseconds after which numbers that are of no part of a period are asked for again."""
 SERIAL: Final = "sum serial"
 """Fact with the serial of the followed announcement."""
+NumbersOf = Callable[[DeviceParts, str, int], Floats | None]
+"""Numbers of a source that a row ``sums`` of the index names: of the device's parts, the contract's
+``stream`` and the begin of a period; None while they are unknown, or of another ``stream``."""
 _CONTRACTS = "sum contracts"
 
 
@@ -61,15 +72,17 @@ def refuse_privacy(config: Config) -> None:
 class SumSender(DeviceExtension):
     """The sums of one device."""
 
-    kinds = (SumsMessage.kind, SumReceiptMessage.kind)
+    kinds = (SumsMessage.kind, SumReceiptMessage.kind, GrantMessage.kind, HaveMessage.kind)
 
     def __init__(self, device: DeviceParts) -> None:
         super().__init__(device)
         self._store, self._session = device.store, device.session
         self._contracts = _saved_contracts(device.store)
         self._sent: dict[str, tuple[float, float]] = {}  # by source: begin of the link, time
+        self._offered: dict[str, tuple[OutboxEntry, PendingTransfer]] = {}
         self._tried: dict[str, tuple[object, ...]] = {}
         self._declined: set[bytes] = set()
+        self._sources = device.config.index.loaders("sums")
 
     def start(self) -> None:
         parts = self._session.parts
@@ -85,6 +98,8 @@ class SumSender(DeviceExtension):
         match message.message:
             case SumsMessage() as announced:
                 self._follow(announced, message.body)
+            case GrantMessage() | HaveMessage() as request:
+                self._send_chunks(request)
             case SumReceiptMessage() as receipt:
                 for one in self._contracts:
                     waiting = self._waiting(one.terms.source)
@@ -141,11 +156,13 @@ class SumSender(DeviceExtension):
     def _fits(self, one: FollowedContract, series: Series) -> bool:
         """Return whether this device has the numbers of a contract; if not, decline it and log that once."""
         terms, target = one.terms, self.device.active.learner.manifest.target
-        is_known = (terms.stream, terms.unit) == (target.stream, target.unit)
-        does_fit = is_known and not terms.step % (1000 * series.step)
+        does_fit = terms.source in self._sources
+        if terms.is_timed:
+            is_known = (terms.stream, terms.unit) == (target.stream, target.unit)
+            does_fit = is_known and not terms.step % (1000 * series.step)
         if not does_fit and one.digest not in self._declined:
             self._declined.add(one.digest)
-            about = {"contract": terms.name, "stream": terms.stream, "unit": terms.unit}
+            about = {"contract": terms.name, "source": terms.source, "stream": terms.stream}
             logger.warning("sum contract declined %s", fields(**about, own=target.stream))
         return does_fit
 
@@ -154,27 +171,36 @@ class SumSender(DeviceExtension):
     def _make(self, one: FollowedContract, now: int) -> None:
         terms, learner = one.terms, self.device.active.learner
         series, floor = learner.series, self._store.fact(f"sum {terms.source} until")
-        mark = (len(series) and series.newest, now // terms.step, id(self.device.active.latest))
+        at = now // (terms.step if terms.is_timed else MINUTE)
+        mark = (len(series) and series.newest, at, id(self.device.active.latest))
         if not len(series) or self._tried.get(terms.name) == mark or not self._fits(one, series):
             return
         self._tried[terms.name] = mark
         last = terms.last_begin(now)
-        first = terms.last_begin(max(0, now - terms.due)) + terms.period
-        ahead = 0
-        if (
-            terms.source == "tomorrow"
-        ):  # of the present period and the next one, never of a past one
-            first, ahead = max(first, last), terms.period
+        first, ahead = terms.last_begin(max(0, now - terms.due)) + terms.period, 0
+        if terms.source != "history":  # never of a past period, and of the next one if it is ahead
+            first = max(first, last)
+            ahead = terms.period if terms.source == "tomorrow" else 0
         found: Forecast | None = None
         for period in range(first, last + ahead + 1, terms.period):
             if period < floor:
                 continue
             if terms.source == "tomorrow" and found is None:
                 found = learner.forecast(self.device.active.latest)
-            values = numbers_of(terms, period, series, found)
+            values = self._numbers(terms, period, series, found)
             if values is not None:
                 self._save(one, period, values)
                 return
+
+    def _numbers(
+        self, terms: SumContract, period: int, series: Series, forecast: Forecast | None
+    ) -> Floats | None:
+        """Return the numbers of a period by its source; None while they are unknown."""
+        if terms.is_timed:
+            return numbers_of(terms, period, series, forecast)
+        source: NumbersOf = self._sources[terms.source]()
+        values = source(self.device, terms.stream, period)
+        return values if values is not None and values.shape == (terms.length,) else None
 
     def _save(self, one: FollowedContract, period: int, values: Floats) -> None:
         config, source = self.device.config, one.terms.source
@@ -191,6 +217,7 @@ class SumSender(DeviceExtension):
         }
         self._store.file_paper(f"sum {source}", encode(message), **facts)
         self._sent.pop(source, None)
+        self._offered.pop(source, None)
         self._session.count("sums made")
 
     def _send(self, one: FollowedContract, now: int) -> None:
@@ -199,9 +226,58 @@ class SumSender(DeviceExtension):
         if waiting is None or waiting.of != one.ref or now > waiting.period + terms.due:
             return
         at_link, at = self._sent.get(terms.source, (-1.0, -RETRY))
-        is_due = at_link != linked_at or session.now >= at + RETRY
-        if is_due and not self._is_receipted(terms.source, waiting) and session.send(waiting):
+        found = self._offered.get(terms.source)
+        again = RETRY if found is None or found[1].sent else OFFER_AGAIN
+        is_due = at_link != linked_at or session.now >= at + again
+        if not is_due or self._is_receipted(terms.source, waiting):
+            return
+        send = session.send if len(waiting.blob) <= CHUNK_LIMIT else self._offer
+        if send(waiting):
             self._sent[terms.source] = linked_at, session.now
+
+    def _offer(self, message: SumMessage) -> bool:
+        """Offer a message that is too long for one payload, while no update waits for its turn.
+
+        The aggregator has one transfer of a device at a time. A message that must be encrypted has the same
+        bytes until the process ends.
+        """
+        source = next(one.terms.source for one in self._contracts if one.ref == message.of)
+        if self._session.outbox.entries:
+            return False
+        entry, _ = self._offered.get(source) or (self._entry(message), None)
+        if entry is None:
+            return False
+        self._offered[source] = entry, PendingTransfer(entry.key, b"")
+        return self._session.send(entry.offer(self._session.outbox.chunk))
+
+    def _entry(self, message: SumMessage) -> OutboxEntry | None:
+        config, session = self.device.config, self._session
+        about = {"kind": message.kind, "sender": config.id, "recipient": AGGREGATOR}
+        try:
+            body = session.encryption(message.kind)(encode(message))
+            proof = prove(digest(body), fleet=config.fleet, signer=self.device.identity, **about)
+        except SignerUnavailable as error:
+            session.note_signer(str(error))
+            return None
+        except Refused as refused:
+            logger.warning("sum not sent %s", fields(why=refused))
+            return None
+        return OutboxEntry(1, 1, body, proof, 1, 0, 0, message.of, 0, message.kind)
+
+    def _send_chunks(self, request: GrantMessage | HaveMessage) -> None:
+        """Send the chunks that an answer to an offer asks for."""
+        session = self._session
+        for source, (entry, before) in self._offered.items():
+            if entry.id == request.id:
+                size = session.outbox.chunk
+                transfer, chosen = before.asked(
+                    request, count_of(len(entry.body), size), session.now
+                )
+                self._offered[source] = entry, transfer
+                self._sent[source] = session.connection.linked_at, session.now
+                for i in chosen:
+                    piece = entry.body[i * size : (i + 1) * size]
+                    session.send(ChunkMessage(entry.id, i, blob=piece))
 
     def _waiting(self, source: str) -> SumMessage | None:
         """Return the last message of a source."""

@@ -127,7 +127,7 @@ def test_a_device_at_its_clip_leaves_room_for_two_to_the_twentieth_of_them():
         {"offset": DAY},
         {"least": 1},
         {"name": "Feeder"},
-        {"source": "yesterday"},
+        {"source": "Yesterday"},
         {"witness": bytes(31)},
     ],
     ids=str,

@@ -11,16 +11,25 @@ from edge_sdk.errors import Refused
 from edge_sdk.extensions.sums.masked_sum import FollowedContract
 from edge_sdk.extensions.sums.messages import (
     SumContract,
+    SumMessage,
     SumReceiptMessage,
     SumsMessage,
 )
 from edge_sdk.extensions.sums.seed import ExchangeKey
-from edge_sdk.extensions.sums.sum_sender import RETRY, SumSender, numbers_of, refuse_privacy
+from edge_sdk.extensions.sums.sum_sender import (
+    OFFER_AGAIN,
+    RETRY,
+    SumSender,
+    numbers_of,
+    refuse_privacy,
+)
 from edge_sdk.forecasting.forecast import Forecast
 from edge_sdk.forecasting.series import Series, SeriesColumn
-from edge_sdk.protocol.codec import encode
+from edge_sdk.protocol.codec import decode, encode
 from edge_sdk.protocol.envelope import digest, ref
 from edge_sdk.protocol.keys import from_seed
+from edge_sdk.protocol.messages import GrantMessage, HaveMessage, OfferMessage
+from edge_sdk.protocol.transfer import bitmap
 from edge_sdk.session.signed_link import VerifiedMessage
 from edge_sdk.store.store import DeviceStore
 
@@ -29,6 +38,14 @@ pytestmark = pytest.mark.extension
 STREAM, HOUR, DAY = "elec.import.energy", 3600, 86_400_000
 WITNESS = ExchangeKey(bytes(range(32))).public
 TODAY = 20_000 * DAY
+INDEX = SimpleNamespace(loaders=lambda _table: {"blocks": lambda: blocks})
+
+
+def blocks(_device, about, _period):
+    return np.arange(LONG, dtype=float) if about == "long" else None
+
+
+LONG = 10_000
 
 
 def contract(**changed):
@@ -56,10 +73,14 @@ class Session:
         self.connection = SimpleNamespace(linked_at=1.0)
         self.time = SimpleNamespace(now=lambda: self.at)
         self.serials = []
+        self.outbox = SimpleNamespace(entries=(), chunk=32_768)
         link = SimpleNamespace(subscribe_further=lambda kinds: None)
         self.parts = SimpleNamespace(link=link, announcements=SimpleNamespace(serials=self.serials))
 
     def count(self, name): ...
+
+    def encryption(self, _kind):
+        return bytes
 
     def send(self, one):
         self.sent.append(one)
@@ -88,7 +109,7 @@ class Device:
             series=self.series, manifest=SimpleNamespace(target=target), forecast=self.forecast
         )
         parts = SimpleNamespace(
-            config=SimpleNamespace(fleet="north", id="meter-1"),
+            config=SimpleNamespace(fleet="north", id="meter-1", index=INDEX),
             store=self.store,
             session=self.session,
             active=SimpleNamespace(learner=learner, latest=object()),
@@ -206,3 +227,55 @@ def test_sums_beside_a_privacy_mechanism_are_refused():
     refuse_privacy(config("none"))
     with pytest.raises(ValueError, match="voids the claim"):
         refuse_privacy(config("gaussian"))
+
+
+def long_contract(**changed):
+    given = {"name": "blocks", "source": "blocks", "stream": "long", "length": LONG, "highest": 1e4}
+    return contract(**given | changed)
+
+
+def test_a_long_message_is_offered_and_its_chunks_follow_what_is_asked_for(device):
+    device.sender.on_message(message(5, long_contract()))
+    device.session.outbox.entries = ("update",)
+    assert device.tick() == 0  # the aggregator has one transfer of a device at a time
+    device.session.outbox.entries = ()
+    assert device.tick() == device.tick() == 1
+    (offer,) = device.session.sent
+    assert isinstance(offer, OfferMessage)
+    assert (offer.of, offer.size > 8 * LONG, offer.chunk) == ("sum", True, 32_768)
+    assert device.tick(OFFER_AGAIN) == 2
+    assert device.session.sent.pop() == offer
+    device.session.sent.clear()
+    device.sender.on_message(asked(GrantMessage(bytes(16), b"", 8, 0)))
+    assert device.session.sent == []
+    device.sender.on_message(asked(GrantMessage(offer.digest[:16], b"", 2, 0)))
+    device.sender.on_message(asked(HaveMessage(offer.digest[:16], bitmap([0, 1], 3), 2)))
+    sent = device.session.sent
+    assert [one.i for one in sent] == [0, 1, 2]
+    body = b"".join(one.blob for one in sent)
+    assert digest(body) == offer.digest
+    found = decode(SumMessage, body)
+    receipt = SumReceiptMessage(ref(digest(body)))
+    assert (len(found.blob), found.of) == (8 * LONG, offer.spec)
+    device.sender.on_message(VerifiedMessage(receipt, encode(receipt), bytes(16)))
+    assert device.tick(RETRY) == 3
+    device.restart()
+    assert device.tick(RETRY) == 3
+
+
+def test_after_a_restart_the_same_long_message_is_offered(device):
+    device.sender.on_message(message(5, long_contract()))
+    assert device.tick() == 1
+    device.restart()
+    assert device.tick() == 2
+    assert device.session.sent[0] == device.session.sent[1]
+
+
+@pytest.mark.parametrize("changed", [{"source": "unknown"}, {"stream": "short"}, {"length": 9}])
+def test_a_source_that_the_device_does_not_have_is_declined(device, changed):
+    device.sender.on_message(message(5, long_contract(**changed)))
+    assert device.tick() == 0
+
+
+def asked(request):
+    return VerifiedMessage(request, encode(request), bytes(16))
