@@ -64,7 +64,7 @@ def distributions(project: Mapping[str, Any]) -> tuple[Distribution, ...]:
                 "aggregator": [pinned["gridfed-aggregator"]],
                 **{
                     name: [f"gridfed-aggregator[{name}]=={version}"]
-                    for name in ("console", "oidc", "postgres", "train")
+                    for name in ("console", "postgres", "train")
                 },
                 "sim": [f"gridfed-sim=={version}"],
                 **{
@@ -78,7 +78,7 @@ def distributions(project: Mapping[str, Any]) -> tuple[Distribution, ...]:
             "aggregator",
             "The aggregator of gridfed: one daemon for a fleet of devices, and its operator's commands.",
             [pinned["gridfed"], *extras["aggregator"]],
-            {name: extras[name] for name in ("console", "oidc", "postgres", "train")},
+            {name: extras[name] for name in ("console", "postgres", "train")},
         ),
         Distribution(
             "gridfed-sim",

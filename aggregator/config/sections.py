@@ -216,8 +216,8 @@ class AggregatorConfig:
     extensions: Mapping[str, Any] = field(default_factory=dict)  # settings of extensions, by table
     further_runs: tuple[RunSection, ...] = ()  # the second and later tables of [[run]]
     file: Path = field(default=Path("aggregator.toml"), init=False)  # path that was read
-    renamed: ClassVar[Mapping[str, str]] = RENAMED
     index: ClassVar[ExtensionIndex] = ExtensionIndex("aggregator")
+    renamed: ClassVar[Mapping[str, str]] = {**RENAMED, **index.texts("renamed")}
 
     def __post_init__(self) -> None:
         """Refuse runs that cannot be told apart, and a cohort whose run is announced to all."""

@@ -153,7 +153,8 @@ def refuse_renamed(
     """Refuse the first old key, with the new one.
 
     Args:
-        renamed: New dotted key by old one. ``point[].at`` is a key of every table in a list.
+        renamed: New dotted key by old one, or a sentence about a key that went. ``point[].at`` is a
+            key of every table in a list.
         where: Origin named in the message, if ``origins`` has none.
         origins: File name or variable by dotted key.
 
@@ -163,7 +164,8 @@ def refuse_renamed(
     for old, new in renamed.items():
         if _has(table, old.split(".")):
             origin = _origin(old, origins or {}) or where
-            raise SettingsError(f"{origin}: {old}: renamed to {new}")
+            said = new if " " in new else f"renamed to {new}"
+            raise SettingsError(f"{origin}: {old}: {said}")
 
 
 def _has(table: object, keys: Sequence[str]) -> bool:

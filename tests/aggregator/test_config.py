@@ -23,7 +23,6 @@ KEPT_BACK = {
     "run.weight_cap",
     "file",
     "parent",  # a table; its keys are in examples/substation.toml
-    "console.oidc",  # a table; its keys are in the example behind a comment mark
 }
 """Keys that the example leaves to the reference."""
 

@@ -31,6 +31,16 @@ def test_an_old_key_is_refused_with_the_new_one(tmp_path, old, new):
     assert str(refused.value) == f"aggregator.toml: {old}: renamed to {new}"
 
 
+@pytest.mark.parametrize(("old", "said"), config.AggregatorConfig.index.texts("renamed").items())
+def test_a_key_that_went_is_refused_with_what_to_do(tmp_path, old, said):
+    path = tmp_path / "aggregator.toml"
+    path.write_text(line(old), "utf-8")
+    with pytest.raises(SettingsError) as refused:
+        config.AggregatorConfig.load(path, {})
+    assert str(refused.value) == f"aggregator.toml: {old}: {said}"
+    assert said.startswith("removed: ")
+
+
 @pytest.mark.parametrize(("old", "new"), config.RENAMED.items())
 def test_an_old_key_is_gone_and_the_new_one_exists(old, new):
     if new.startswith("["):

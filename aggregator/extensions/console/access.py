@@ -16,7 +16,6 @@ from urllib.parse import parse_qs, urlsplit
 from starlette.requests import Request
 
 from aggregator.config import AggregatorConfig
-from aggregator.extensions.console.settings import OidcSection
 from aggregator.extensions.console.users import (
     LOCKED,
     AttemptLimit,
@@ -97,16 +96,11 @@ class Access:
         """Return who sends a request; None without a session where one is needed."""
         key, users = request.cookies.get(COOKIE, ""), self.users
         section = self.config.section("console")
-        if not users and section.oidc is None and is_loopback(section.listen):
+        if not users and is_loopback(section.listen):
             if not section.behind_proxy:
                 return Viewer("local", Role.SECURITY, key or secrets.token_urlsafe(32), True)
             return None
-        session = self.sessions.find(key)
-        if session is None:
-            return None
-        if session.role is not None:
-            return Viewer(session.user, session.role, key)
-        user = users.get(session.user)
+        user = users.get(self.sessions.user(key))
         return Viewer(user.name, user.rank, key) if user is not None else None
 
     def token(self, viewer: Viewer) -> str:
@@ -239,9 +233,7 @@ def check_bind(config: AggregatorConfig, users: Mapping[str, User]) -> None:
     if (section.cert_file is None) != (section.key_file is None):
         raise BindError("console.cert_file, console.key_file: expected both or none")
     is_open = section.behind_proxy or not is_loopback(section.listen)
-    if section.oidc is not None:
-        _check_issuer(section.oidc)
-    if is_open and not users and section.oidc is None:
+    if is_open and not users:
         raise BindError(
             f"console.listen: {section.listen} needs users",
             hint="gridfed-console user add NAME --role operator --config aggregator.toml",
@@ -250,32 +242,6 @@ def check_bind(config: AggregatorConfig, users: Mapping[str, User]) -> None:
         raise BindError(
             f"console.listen: {section.listen} needs HTTPS",
             hint="set console.cert_file and console.key_file, or console.behind_proxy = true",
-        )
-
-
-def is_secure(address: str) -> bool:
-    """Return whether an address is one with https, or of this machine.
-
-    >>> is_secure("https://a.example/x"), is_secure("http://a.example"), is_secure("http://[::1]:1")
-    (True, False, True)
-    """
-    try:
-        found = urlsplit(address)
-        host = found.hostname or ""
-    except ValueError:
-        return False
-    return bool(host) and (
-        found.scheme == "https" or (found.scheme == "http" and _is_loopback_name(host))
-    )
-
-
-def _check_issuer(section: OidcSection) -> None:
-    if not is_secure(section.issuer):
-        raise BindError(f"console.oidc.issuer: expected an address with https: {section.issuer}")
-    if not (section.viewer or section.operator or section.security):
-        raise BindError(
-            "console.oidc: no person gets a role",
-            hint="set console.oidc.viewer, operator or security to values of the claim",
         )
 
 

@@ -8,8 +8,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -42,9 +40,6 @@ from edge_sdk.app.cli import installed_version
 from edge_sdk.errors import Failure
 from edge_sdk.protocol.statements import COMMANDS
 
-if TYPE_CHECKING:
-    from aggregator.extensions.console.oidc_pages import OidcPages
-
 POLICY = (
     "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -66,7 +61,6 @@ class ConsoleApp:
     access: Access
     pages: ConsolePages
     replays: ReplayProcess  # Runner of incident replays
-    oidc: OidcPages | None = None  # sign-in at the issuer; None without ``console.oidc``
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep  # waits some seconds
     _waiting: set[str] = field(default_factory=set)
     _viewers: int = 0
@@ -116,14 +110,6 @@ class ConsoleApp:
             Route("/events", self._guarded(self._events), methods=["GET"]),
             Mount("/static", StaticFiles(packages=[("aggregator.extensions.console", "static")])),
         ]
-        if self.config.section("console").oidc is not None:
-            from aggregator.extensions.console.oidc_pages import BEGIN, RETURN, OidcPages  # noqa: PLC0415 - an extra
-
-            self.oidc = OidcPages.of(self.config, self.access, self._sign_in_form, self._signed_in)
-            routes += [
-                Route(BEGIN, self._guarded(self.oidc.begin), methods=["GET"]),
-                Route(RETURN, self._guarded(self.oidc.finish), methods=["GET"]),
-            ]
         routes.append(Route("/{path:path}", self._guarded(self._missing)))
         return Starlette(routes=routes)
 
@@ -215,9 +201,7 @@ class ConsoleApp:
         return self._sign_in_form(request, "", 200)
 
     def _sign_in_form(self, request: Request, failure: str, status: int) -> Response:
-        section = self.config.section("console").oidc
-        issuer = (urlsplit(section.issuer).hostname or "") if section is not None else ""
-        values = {"title": "Sign in", "failure": failure, "issuer": issuer}
+        values = {"title": "Sign in", "failure": failure}
         return self._page(request, None, "sign_in", values, status)
 
     async def _sign_in(self, request: Request) -> Response:
@@ -245,22 +229,11 @@ class ConsoleApp:
         finally:
             self._waiting.discard(network)
 
-    def _signed_in(self, request: Request, name: str, role: Role, id_token: str) -> Response:
-        values = {"title": "Signed in", "name": name, "role": role.name.lower()}
-        response = self._page(request, None, "signed_in", values)
-        self._set_cookie(response, self.access.sessions.begin(name, role, id_token))
-        return response
-
     async def _sign_out(self, request: Request) -> Response:
         viewer, form = await self._actor(request, Role.VIEWER)
         del form
-        session, address = self.access.sessions.end(viewer.session), ""
-        if self.oidc is not None and session is not None:
-            address = await self.oidc.sign_out_address(session)
-        response: Response = RedirectResponse("/sign-in", 303)
-        if address:  # a page in between: form-action does not allow a redirect to another site
-            values = {"title": "Signed out", "issuer": urlsplit(address).hostname}
-            response = self._page(request, None, "signed_out", values | {"address": address})
+        self.access.sessions.end(viewer.session)
+        response = RedirectResponse("/sign-in", 303)
         response.delete_cookie(COOKIE, path="/")
         return response
 

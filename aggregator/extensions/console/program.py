@@ -27,8 +27,6 @@ exit codes: 0 done · 1 failed · 2 wrong usage or configuration · 3 state need
 
 EXTRA = "pip install 'gridfed-aggregator[console]'"
 
-OIDC_EXTRA = "pip install 'gridfed-aggregator[console,oidc]'"
-
 
 class MissingExtraError(Failure):
     """An installation without the packages that the console needs."""
@@ -60,12 +58,8 @@ def serve(args: Namespace) -> CommandResult:
     sys.stdout.flush()
     for warning in warnings_of(config):
         logger.warning("console warning %s", fields(why=warning))
-    try:
-        console = ConsoleApp.of(config).starlette()
-    except ImportError as error:
-        raise MissingExtraError(f"console.oidc needs {error.name}", hint=OIDC_EXTRA) from error
     uvicorn.run(
-        console,
+        ConsoleApp.of(config).starlette(),
         host=host,
         port=port,
         ssl_certfile=section.cert_file,

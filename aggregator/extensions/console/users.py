@@ -183,10 +183,6 @@ class SignedIn:
     user: str
     begun: float  # clock's time of its begin
     used: float  # clock's time of its last request
-    # role that an issuer has given; None for a local user, whose file has it
-    role: Role | None = None
-    # ID token, by which the issuer ends its own session; empty for a local user
-    id_token: str = field(default="", repr=False)
 
 
 @dataclass(slots=True)
@@ -197,33 +193,28 @@ class Sessions:
     _sessions: OrderedDict[str, SignedIn] = field(default_factory=OrderedDict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def begin(self, user: str, role: Role | None = None, id_token: str = "") -> str:
-        """Return the id of a new session; role and ID token are those of a user of an issuer."""
+    def begin(self, user: str) -> str:
+        """Return the id of a new session."""
         key, now = secrets.token_urlsafe(32), self.clock()
         with self._lock:
-            self._sessions[key] = SignedIn(user, now, now, role, id_token)
+            self._sessions[key] = SignedIn(user, now, now)
             while len(self._sessions) > SESSIONS:
                 self._sessions.popitem(last=False)
         return key
 
     def user(self, key: str) -> str:
         """Return the user of a session, and note its use; empty if there is no such session."""
-        found = self.find(key)
-        return found.user if found is not None else ""
-
-    def find(self, key: str) -> SignedIn | None:
-        """Return a session, and note its use; None if there is no such session."""
         with self._lock:
             found, now = self._sessions.get(key), self.clock()
             if found is None:
-                return None
+                return ""
             if now - found.used > IDLE or now - found.begun > LONGEST:
                 del self._sessions[key]
-                return None
+                return ""
             self._sessions[key] = replace(found, used=now)
             self._sessions.move_to_end(key)
-            return found
+            return found.user
 
-    def end(self, key: str) -> SignedIn | None:
+    def end(self, key: str) -> None:
         with self._lock:
-            return self._sessions.pop(key, None)
+            self._sessions.pop(key, None)

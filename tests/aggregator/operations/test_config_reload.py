@@ -68,12 +68,12 @@ def test_the_page_lists_what_may_change():
     assert set(listed) == set(LIVE)
 
 
-def test_a_table_that_is_added_to_the_consoles_section_needs_no_new_run(founded):
+def test_a_key_that_is_added_to_the_consoles_section_needs_no_new_run(founded):
     config = founded()
-    table = 'console = { oidc = { issuer = "https://i", client_id = "c" } }'
+    table = 'console = { hosts = ["console.example"] }'
     write(config.file, ('fleet = "north"', f'fleet = "north"\n{table}'))
     found = changed(config, AggregatorConfig.load(config.file, {}))
-    assert found == ["console.oidc"]
+    assert found == ["console.hosts"]
     assert [why_not(key) for key in found] == [""]
 
 

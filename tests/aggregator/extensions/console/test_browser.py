@@ -4,7 +4,6 @@ Acts are done by mouse and by keyboard: with the keyboard only Tab, Enter, Space
 """
 
 import re
-from contextlib import closing
 from urllib.parse import quote
 
 import pytest
@@ -271,30 +270,6 @@ def test_every_act_is_done(served, driver, means, scripts):
     assert heading(driver) == "Sign in"
     acts |= {("sign-out", "")}
     assert seen | {("sign-in", "")} == acts, "an act that pages offer is done here"
-
-
-def test_a_person_signs_in_at_the_issuer(serve, config, driver):
-    """A strict cookie is not sent after a redirect from another site: the page in between helps."""
-    pytest.importorskip("authlib", reason="the oidc extra is not installed")
-    from tests.aggregator.extensions.console.oidc_issuer import CLIENT, SECRET, Issuer  # noqa: PLC0415
-
-    with closing(Issuer()) as issuer:
-        (config.file.parent / "client.secret").write_text(SECRET, "utf-8")
-        section = f'[console.oidc]\nissuer = "{issuer.url}"\nclient_id = "{CLIENT}"\n'
-        section += 'client_secret_file = "client.secret"\noperator = ["grid-operators"]\n'
-        address, _, _ = serve(section)
-        driver.get(address)
-        person = Keyboard(driver)
-        person.reach(driver.find_element(By.PARTIAL_LINK_TEXT, "Sign in at"))
-        person.press(Keys.ENTER)
-        until(driver, lambda d: heading(d) == "Fleet")
-        assert "oidc:olga (operator)" in driver.find_element(By.TAG_NAME, "header").text
-        assert {one["name"] for one in driver.get_cookies()} == {"gridfed_console"}
-        leave(driver, lambda: form_with(driver, "/sign-out", {}).submit())
-        until(driver, lambda d: heading(d) == "Sign in")
-        assert driver.current_url == f"{address}/sign-in"
-        assert [one["client_id"] for one in issuer.ended] == [CLIENT]
-        assert chromium.complaints(driver) == []
 
 
 def test_times_are_in_the_zone_of_the_viewer(served, driver):
