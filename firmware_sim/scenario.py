@@ -90,7 +90,7 @@ class RunSettings:
         """
         if self.quorum is not None:
             return self.quorum
-        if self.method == "fedasync":
+        if self.method in {"fedasync", "cached"}:
             return 1
         if self.method not in _HALF:
             return present

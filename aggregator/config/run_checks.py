@@ -22,8 +22,11 @@ from edge_sdk.protocol.contract.method import CONTRACTS, Ask
 PAIR_BYTES = 64  # bytes that a rule takes for a pair of rows: at most eight matrices in float64
 
 
-def bound_rule(config: AggregatorConfig, rounds: Rounds) -> BoundRule:
+def bound_rule(config: AggregatorConfig, rounds: Rounds, rule_rows: int | None = None) -> BoundRule:
     """Return the rule of a run, checked against its rounds and its memory.
+
+    Args:
+        rule_rows: Fewest rows that the method gives to the rule; None if they are a round's updates.
 
     Raises:
         SettingsError: A value is refused; the message names the file and the key.
@@ -36,15 +39,17 @@ def bound_rule(config: AggregatorConfig, rounds: Rounds) -> BoundRule:
         rule = bind_rule(name, **table)
     except UnknownRuleError as error:
         raise wrong(config, f"run.rule.{error.key}", error.why) from error
-    _check_faulty(config, rule, rounds)
+    _check_faulty(config, rule, rounds, rule_rows)
     _check_pairs(config, rule, rounds)
     return rule
 
 
-def _check_faulty(config: AggregatorConfig, rule: BoundRule, rounds: Rounds) -> None:
+def _check_faulty(
+    config: AggregatorConfig, rule: BoundRule, rounds: Rounds, rule_rows: int | None
+) -> None:
     """Check that the rule tolerates ``f`` Byzantine updates, and that they set no weights."""
-    f, rows = rule.f, rounds.enough
-    where = "(run.quorum, run.min_updates)"
+    f, rows = rule.f, rule_rows or rounds.enough
+    where = "(run.settings.min_rows)" if rule_rows else "(run.quorum, run.min_updates)"
     if f and not rule.withstands:
         why = f"{rule.name!r} tolerates no Byzantine update; use another rule, or norm_clipping before it"
         raise wrong(config, "run.rule.f", why)

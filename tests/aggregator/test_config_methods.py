@@ -40,6 +40,12 @@ def refused(path):
             "beside run.rate_stages",
         ),
         (("fedbuff", 4, 'rule = { name = "median", f = 1 }'), "run.quorum", "at least 5 for f = 1"),
+        (
+            ("cached", 1, 'rule = { name = "median", f = 2 }\nsettings = { min_rows = 4 }'),
+            "run.rule.f",
+            "a round of more than 4, it may have 4 (run.settings.min_rows)",
+        ),
+        (("cached", 1, "client_fraction = 0.5"), "run.client_fraction", "expected 1"),
         (("fedbuff", 2, 'weighting = "samples"'), "run.weighting", "expected uniform"),
         (("afl", 2, 'weighting = "samples"'), "run.weighting", "expected uniform"),
         (("afl", 2, 'rule = { name = "median" }'), "run.rule", "combines updates without a rule"),
@@ -91,6 +97,7 @@ def test_refusals_name_the_key(workplace, said, key, says):
     [
         ("fedasync", 1, ""),
         ("fedbuff", 5, 'rule = { name = "median", f = 1 }'),
+        ("cached", 1, 'rule = { name = "krum", f = 1 }\nsettings = { min_rows = 5 }'),
         ("afl", 2, ""),
         ("fesem", 3, ""),
         ("fesem", 6, 'rule = { name = "trimmed_mean", f = 1 }\nsettings = { centres = 2 }'),

@@ -130,7 +130,9 @@ def run(square: Square) -> dict[str, Any]:
     frames = {name: data.frame(x, bundle.manifest) for name, x in cells.items()}
     common = _learnt(square, rule, bundle, cells, named)
     errors = [
-        _error(bundle, common, cells[name], frames[name]) for name in cells if name not in named
+        model_error(bundle, common, cells[name], frames[name])
+        for name in cells
+        if name not in named
     ]
     seconds = round(time.perf_counter() - began, 2)
     return {**result, "error": float(np.mean(errors)), "liars": named, "seconds": seconds}
@@ -201,7 +203,7 @@ def _spoilt(square: Square, cell: Cell, bundle: Bundle) -> ChannelFrame:
     return data.frame(replace(cell, traffic=traffic), bundle.manifest, scale=cell.scale)
 
 
-def _error(bundle: Bundle, common: Vector, cell: Cell, cut: ChannelFrame) -> float:
+def model_error(bundle: Bundle, common: Vector, cell: Cell, cut: ChannelFrame) -> float:
     rows = data.origins(cell, cut, "test")
     with np.errstate(over="ignore", invalid="ignore"):
         forecasts = rolling(bundle.forecast, common, cut, rows)

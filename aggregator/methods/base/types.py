@@ -147,7 +147,8 @@ class Method(NamedTuple):
 
     Where the contract's ask is ``patient``, the settings have ``max_staleness``: a staler update is
     refused at ingress. They may have ``graphs``: those of the contract's that a device needs for
-    these numbers. A method that combines updates on its ``own`` refuses a rule, so none is shown.
+    these numbers, and ``rule_rows``: the fewest rows that the rule receives, where these are not a
+    round's updates. A method that combines updates on its ``own`` refuses a rule, so none is shown.
     One that ``is_stepped`` adopts new models as eight-bit steps where the run wants it. One with a
     model between the devices has a dataclass for ``[run.graph]``, its ``graph``, with a ``kind``
     among the ``kinds``, old names of keys (``renamed``), and ``bound(activation, folder)``, which

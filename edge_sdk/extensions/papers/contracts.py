@@ -228,6 +228,10 @@ FEDASYNC = MethodPlugin(
     "edge_sdk.extensions.papers.bounded_answers:whole_weights",
     "aggregator.methods.asynchronous:FEDASYNC",
 )
+CACHED = _plugin(
+    {"train": replace(TRAIN, numbers=(STEPS, RATE), personal=True, patient=True)},
+    "averaging.cached:METHOD",
+)
 AFL = _plugin(
     {"train": replace(TRAIN, report=(replace(LOSS, needed=True),))}, "averaging.afl:METHOD"
 )
