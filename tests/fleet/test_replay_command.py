@@ -10,7 +10,7 @@ import pytest
 
 from aggregator.commands import main as cli
 from firmware_sim.attacks.attack_plan import AttackPlan
-from tests.fleet.conftest import World
+from tests.fleet.conftest import STREAMS, World, history
 from tests.fleet.test_attacks import begin, learned
 
 RULES = {
@@ -88,4 +88,49 @@ def recorded(tmp_path_factory):
 )
 def test_what_cannot_be_replayed_is_one_sentence(recorded, capsys, args, says):
     assert cli.main(["replay", str(recorded.config), *args]) in {1, 2}
+    assert says in capsys.readouterr().err
+
+
+def held_out(folder, hours=300):
+    """Readings of a home that is in no fleet."""
+    lines = ["time,elec.import.energy,weather.temperature,weather.wind_speed"]
+    rows = {}
+    for one in history(9, hours):
+        rows.setdefault(int(one.time), {})[one.stream] = one.value
+    lines += [f"{at}," + ",".join(str(row[name]) for name in STREAMS) for at, row in rows.items()]
+    path = folder / "trusted.csv"
+    path.write_text("\n".join(lines))
+    return path
+
+
+def test_choose_f_names_the_device_that_did_harm(world, capsys, tmp_path):
+    """One home of five scales its updates; the median was recorded, and without a rule is worse."""
+    one = world(devices=5, run={"rule": {"name": "median", "f": 1}})
+    begin(one, AttackPlan("scaling", byzantine=0.2))
+    learned(one, 3)
+    args = ["choose-f", str(one.config), "--readings", str(held_out(tmp_path))]
+    capsys.readouterr()
+    assert cli.main([*args, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [each["f"] for each in found["curve"]] == [0, 1, 2]
+    assert (found["f"], found["configured"], found["rounds"][0]) == (1, 1, 1)
+    assert found["curve"][0]["error"] > 1.1 * found["curve"][1]["error"]
+    assert cli.main(args) == 0
+    assert "f = 1: the least within 0.01 of the least error" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("--readings", "none.csv"), "none.csv: "),
+        (("--readings", "short.csv"), "short.csv has fewer than 24 complete windows for load-mlp"),
+        (("--readings", "long.csv", "--rounds", "9"), "rounds 9:9: expected rounds of 1:"),
+        (("--readings", "none.csv", "--rule", "krumm"), "--rule: unknown rule 'krumm'"),
+    ],
+)
+def test_what_choose_f_cannot_score_is_one_sentence(recorded, capsys, monkeypatch, args, says):
+    monkeypatch.chdir(recorded.folder)
+    held_out(recorded.folder).rename(recorded.folder / "long.csv")
+    (recorded.folder / "short.csv").write_text("time,kwh\n3600,1\n")
+    assert cli.main(["choose-f", str(recorded.config), *args]) in {1, 2}
     assert says in capsys.readouterr().err

@@ -9,11 +9,12 @@ another model and sent other updates, which no journal contains.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from aggregator.methods.base.round_machine import ABANDON, ASK, RoundState, published
 from aggregator.methods.base.wrappers import innermost, replaced
@@ -135,6 +136,7 @@ def replay(
     recorded: Half[Any],
     other: Half[Any],
     initial: Vector,
+    seen: Callable[[NDArray[np.float64]], None] | None = None,
 ) -> list[ReplayedRound]:
     """Apply a run's journal under its own half and under another one; return the compared rounds.
 
@@ -144,6 +146,7 @@ def replay(
         recorded: Server half with the run's rule and settings.
         other: Server half of the same method with another rule or other settings.
         initial: Any vector of the run's shape, shape ``(P,)``.
+        seen: Receives the model of the single course after each of the rounds.
 
     Raises:
         ReplayError: The method has turns within a round, updates of the rounds were deleted, or the
@@ -154,8 +157,8 @@ def replay(
     state = state_codec.rebuild(recorded.init(initial), saved.leaves)
     if recorded.play is not None or not isinstance(innermost(state), RoundState):
         raise ReplayError(f"run {run}: rounds of this method have turns and cannot be replayed")
-    _check_kept(store, run, store.runs.closed_by(run, saved.upto) + 1, scenario)
-    fold = _Fold(scenario, other, _Course(recorded, state))
+    _check_kept(store, run, scenario)
+    fold = _Fold(scenario, other, _Course(recorded, state), seen)
     digests = {one.round: one.digest for one in store.runs.versions(run)}
     for entry in store.journal.entries(run, saved.upto):
         if entry.event is None:
@@ -189,6 +192,7 @@ class _Fold:
     scenario: ReplayScenario
     other: Half[Any]
     recorded: _Course
+    seen: Callable[[NDArray[np.float64]], None] | None = None
     chained: _Course | None = None
     single: _Course | None = None
     ask: str = ASK
@@ -236,6 +240,8 @@ class _Fold:
         single, chained = replayed
         for course in replayed:
             course.close(ask)
+        if self.seen is not None:
+            self.seen(single.state.w)
         model = self.recorded.state.w
         self.rounds.append(
             ReplayedRound(
@@ -254,11 +260,21 @@ def _shifted(event: Event, recorded: RoundState, replayed: RoundState) -> Event:
     return replace(event, base=event.base + lag) if isinstance(event, Update) and lag else event
 
 
-def _check_kept(store: Store, run: int, oldest: int, scenario: ReplayScenario) -> None:
-    closed = [one.round for one in store.runs.versions(run)]
-    newest = max(closed, default=0)
-    if not closed or newest < oldest:
+def kept_rounds(store: Store, run: int) -> tuple[int, int]:
+    """Return the first and the last closed round whose updates are kept.
+
+    Raises:
+        ReplayError: There is none.
+    """
+    oldest = store.runs.closed_by(run, store.states.first(run).upto) + 1
+    newest = max((one.round for one in store.runs.versions(run)), default=0)
+    if newest < oldest:
         raise ReplayError(f"run {run}: no closed round has its updates, so none can be replayed")
+    return oldest, newest
+
+
+def _check_kept(store: Store, run: int, scenario: ReplayScenario) -> None:
+    oldest, newest = kept_rounds(store, run)
     if not oldest <= scenario.first <= scenario.last <= newest:
         raise ReplayError(
             f"rounds {scenario.first}:{scenario.last}: expected rounds of {oldest}:{newest}, "

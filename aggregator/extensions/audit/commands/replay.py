@@ -73,7 +73,7 @@ def run(args: Namespace) -> CommandResult:
         view, begun = chosen_run(config, store, args.run)
         rule = changed_rule(view, args.rule, args.f, args.parameter)
         least = view.run.min_updates if args.min_updates is None else args.min_updates
-        bound, other = configs.bind(view), configs.bind(_changed(view, rule, least))
+        bound, other = configs.bind(view), configs.bind(with_rule(view, rule, least))
         scenario = ReplayScenario(first, last, frozenset(without), rule != dict(view.run.rule))
         try:
             rounds = replay(
@@ -166,9 +166,10 @@ def changed_rule(
     return table
 
 
-def _changed(
+def with_rule(
     config: configs.AggregatorConfig, rule: dict[str, Any], least: int | None
 ) -> configs.AggregatorConfig:
+    """Return the configuration with another rule and ``run.min_updates``, and without an end."""
     section = replace(config.run, rule=rule, min_updates=least, rounds=None)
     changed = replace(config, run=section).read_from(config.file)
     return changed.read_from(config.file)

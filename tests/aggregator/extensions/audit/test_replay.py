@@ -54,11 +54,15 @@ class Recorder:
     def play_round(self, number, devices=DEVICES):
         honest = honest_updates(number, self.state.w if self.depends else None)
         scene = AttackContext.among(honest)
-        rows = dict(zip(DEVICES, [*honest, *[alie(scene, z=1.5)] * BYZANTINE], strict=True))
+        vectors = [*honest, *[alie(scene, z=1.5)] * BYZANTINE]
+        rows = dict(zip(DEVICES, vectors, strict=True))
+        self.send_round({one: rows[one] for one in devices})
+
+    def send_round(self, rows):
         base, opened = self.state.version, self.state.round
-        for device in devices:
+        for number, device in enumerate(rows):
             self.seq += 1
-            values = {"n": 1.0, "loss": 1.0 + DEVICES.index(device)}
+            values = {"n": 1.0, "loss": 1.0 + number}
             update = Update(device, opened, base, rows[device].astype(np.float32), values)
             row = LedgerRow(bytes(32), 0, 1, opened)
             self.take(self.store.append(device, Ledger(), (1, self.seq), row, update)[1])
