@@ -25,7 +25,8 @@ from aggregator import config as aggregator_config
 from aggregator.extensions.authority.access import broker_process
 from edge_sdk import Config
 from edge_sdk import config as device_config
-from edge_sdk.app.cli import CommandLine, CommandResult
+from edge_sdk.app.cli import CommandResult
+from edge_sdk.app.command_line import CommandLine
 from edge_sdk.errors import LinkError, Reason
 from edge_sdk.protocol import keys
 from tests.all_metrics import all_metrics

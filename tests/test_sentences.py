@@ -385,7 +385,7 @@ def test_make_names_the_required_python(place):
 def test_every_program_names_the_required_python(program):
     trick = (
         "import argparse, dataclasses, json, logging, runpy, sys, typing\n"
-        f"import {MODULES[program]}.commands.main as cli, edge_sdk.app.cli as program\n"
+        f"import {MODULES[program]}.commands.main as cli, edge_sdk.app.command_line as program\n"
         "program.require_python.__defaults__ = ((3, 9),)\n"
         "sys.exit(cli.main(['--help']))"
     )

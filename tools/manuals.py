@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
-from edge_sdk.app.cli import CommandLine
+from edge_sdk.app.command_line import CommandLine
 
 PROGRAMS = {
     "edge_sdk": "edge_sdk.commands.main",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from edge_sdk.app.cli import CommandLine, Subcommand, subcommand
+from edge_sdk.app.cli import Subcommand, subcommand
+from edge_sdk.app.command_line import CommandLine
 from edge_sdk.app.extensions import ExtensionIndex
 
 EPILOGUE = """\

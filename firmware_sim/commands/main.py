@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 
-from edge_sdk.app.cli import CommandLine, subcommand
+from edge_sdk.app.cli import subcommand
+from edge_sdk.app.command_line import CommandLine
 
 ABOUT = "Simulate devices and fleets of the real SDK on this machine, from recorded readings."
 

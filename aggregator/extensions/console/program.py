@@ -11,7 +11,8 @@ from aggregator.commands.arguments import CommandError, add_config_option, requi
 from aggregator.config import AggregatorConfig
 from aggregator.operations.operator_alerts import warnings_of
 from aggregator.operations.status_document import split
-from edge_sdk.app.cli import CommandLine, CommandResult, Subcommand, fields, start_logging
+from edge_sdk.app.cli import CommandResult, Subcommand, fields, start_logging
+from edge_sdk.app.command_line import CommandLine
 from edge_sdk.errors import Failure
 
 logger = logging.getLogger(__name__)

@@ -16,7 +16,8 @@ from aggregator.extensions.model_log.cosignatures import (
     saved_note,
 )
 from aggregator.extensions.model_log.log_export import VerifiedLog, verified
-from edge_sdk.app.cli import CommandLine, CommandResult, Subcommand, subcommand
+from edge_sdk.app.cli import CommandResult, Subcommand, subcommand
+from edge_sdk.app.command_line import CommandLine
 from edge_sdk.app.extensions import ExtensionIndex
 from edge_sdk.errors import RUNTIME, USAGE, Failure, Reason, Refused
 from edge_sdk.extensions.model_log.signed_note import NoteError, WitnessKey

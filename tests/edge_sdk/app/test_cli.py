@@ -15,15 +15,14 @@ from pathlib import Path
 import pytest
 
 from edge_sdk.app.cli import (
-    CommandLine,
     CommandResult,
     LogFormatter,
     Subcommand,
     notify,
-    require_python,
     stop_signals,
     watchdog_seconds,
 )
+from edge_sdk.app.command_line import CommandLine, require_python
 from edge_sdk.errors import Failure, LinkError
 
 
@@ -74,7 +73,8 @@ def test_wrong_usage_exits_with_2(capsys):
 def test_a_defect_prints_a_trace_only_with_debug_set():
     code = textwrap.dedent("""
         import sys
-        from edge_sdk.app.cli import CommandLine, Subcommand
+        from edge_sdk.app.cli import Subcommand
+        from edge_sdk.app.command_line import CommandLine
         sys.exit(CommandLine("tool", "x", {"do": Subcommand("x", lambda args: 1 / 0)}).main(["do"]))
     """)
     for debug, has_trace in (("", False), ("1", True)):
@@ -131,7 +131,8 @@ def test_a_log_line_has_the_priority_of_the_journal():
 
 
 def test_a_closed_pipe_is_no_error():
-    long = "from edge_sdk.app.cli import CommandLine, CommandResult, Subcommand\n"
+    long = "from edge_sdk.app.cli import CommandResult, Subcommand\n"
+    long += "from edge_sdk.app.command_line import CommandLine\n"
     long += "say = Subcommand('Say.', lambda _: CommandResult({}, 'a line\\n' * 100_000))\n"
     long += "raise SystemExit(CommandLine('tool', '', {'say': say}).main(['say']))\n"
     tool = subprocess.Popen(
