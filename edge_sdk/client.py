@@ -12,8 +12,8 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Container, Mapping, Sequence
-from functools import partial
-from typing import Any
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
 
 from edge_sdk.app.cli import fields
 from edge_sdk.app.clock import Clock, SystemClock
@@ -36,7 +36,7 @@ from edge_sdk.session.session import Connect, Session
 from edge_sdk.store import refuse_state
 from edge_sdk.store.second_count import recover_count
 from edge_sdk.store.store import DeviceStore
-from edge_sdk.training.active_run import RETURNS, ActiveRun, GivenUp
+from edge_sdk.training.active_run import RETURNS, TRAINED_UNTIL, ActiveRun, GivenUp
 from edge_sdk.training.bootstrap import BundleOpener, connect, load_ring, open_bundle
 from edge_sdk.training.extension import (
     DefectGuard,
@@ -46,11 +46,13 @@ from edge_sdk.training.extension import (
     ServedVersion,
 )
 from edge_sdk.training.flush_scheduler import FlushScheduler
+from edge_sdk.training.local_rounds import LocalRounds
 from edge_sdk.training.model_runtime import ModelRuntime
-from edge_sdk.training.outbox_entry import UpdateSealer
 from edge_sdk.training.privacy_accountant import ParticipationBudgets
 from edge_sdk.training.run_role import RunShell
-from edge_sdk.training.training_transaction import TRAINED_UNTIL, LocalRounds, TrainingTransaction
+
+if TYPE_CHECKING:
+    from edge_sdk.training.training_transaction import TrainingTransaction, UpdateSealer
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +112,6 @@ class Client:
         try:
             refuse_state(self._store, _owner(config))
             self.identity = IdentityKeys(config, self._store, key)
-            self._sealer = parts.sealer or UpdateSealer(config, self.identity)
             self._report_store()
             recover_count(self._store, place_of_count(config), self.identity)
             self._agenda = Agenda()
@@ -151,20 +152,12 @@ class Client:
         active = self._active = ActiveRun(
             bundle, config, shell, store=store, session=session, agenda=agenda
         )
-        transaction = self._transaction = TrainingTransaction(
-            store=store,
-            session=session,
-            agenda=agenda,
-            active=active,
-            scheduler=scheduler,
-            sealer=self._sealer,
-        )
         self._local_rounds = LocalRounds(
             config,
             store=store,
             session=session,
             active=active,
-            transaction=transaction,
+            attempt=self._attempt,
             scheduler=scheduler,
         )
         device = DeviceParts(
@@ -174,12 +167,25 @@ class Client:
             agenda=agenda,
             identity=self.identity,
             active=active,
-            transaction=transaction,
+            transaction=lambda: self._transaction,
             scheduler=scheduler,
             serve=self._serve,
         )
         self._extensions = DeviceExtensions(device, self._guard)
         session.parts.reporter.include(lambda: {"new": self._new_rows()})
+
+    @cached_property
+    def _transaction(self) -> TrainingTransaction:
+        from edge_sdk.training import training_transaction as training  # noqa: PLC0415 - for a task
+
+        return training.TrainingTransaction(
+            store=self._store,
+            session=self._session,
+            agenda=self._agenda,
+            active=self._active,
+            scheduler=self._scheduler,
+            sealer=self._given.sealer or training.UpdateSealer(self.config, self.identity),
+        )
 
     # --- public operations ------------------------------------------------------------------------
 
@@ -488,7 +494,10 @@ class Client:
 
     def _learn(self, task: Task) -> None:
         if not self._extensions.on_task(task):
-            self._transaction.attempt(task)
+            self._attempt(task)
+
+    def _attempt(self, task: Task) -> None:
+        self._transaction.attempt(task)
 
     def _drop_round(self) -> None:
         self._agenda.finish()

@@ -50,7 +50,7 @@ COMMON = (
 DEVICE = (
     (f"{EDGE}.training.model_runtime:ModelRuntime.learn", "local steps"),
     (f"{EDGE}.training.active_run:ActiveRun.fault_of", "check the parameters"),
-    (f"{EDGE}.training.outbox_entry:UpdateSealer.seal", "encode the update"),
+    (f"{EDGE}.training.training_transaction:UpdateSealer.seal", "encode the update"),
     (f"{EDGE}.store.store:DeviceStore.save", "commit the round"),
     (f"{EDGE}.store.store:DeviceStore.keep", "commit the outbox"),
     (f"{EDGE}.store.store:DeviceStore.set_facts", "commit serials"),

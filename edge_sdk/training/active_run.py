@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 from edge_sdk.app.cli import fields
@@ -20,7 +21,6 @@ from edge_sdk.session.session import Session
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.training.bootstrap import of_bundle, recall, set_up, take_over
 from edge_sdk.training.model_runtime import ModelRuntime
-from edge_sdk.training.outbox_entry import Residual
 from edge_sdk.training.privacy_accountant import PrivacyAccountant
 from edge_sdk.training.run_role import RunnableBundle, RunShell
 
@@ -31,6 +31,13 @@ RETURNED = "models returned"
 """Name of the counter of rejected candidates, in whose place the last good parameters stay."""
 RETURNS = "returns"
 """Name of the stored fact that keeps that count across restarts."""
+TRAINED_UNTIL = "trained until"
+"""Saved fact: time of the newest window at the last update, Unix seconds."""
+OWN = 2**40
+"""First number of the rounds that a device sets itself; no server reaches it."""
+
+Residual = Mapping[str, Any]
+"""Leaves of the rounding error of updates, which an encoding adds to the next one."""
 
 
 class GivenUp(Exception):  # noqa: N818 - raised between two batches: nothing has happened

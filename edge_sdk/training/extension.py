@@ -32,7 +32,7 @@ A defect in ``on_tick`` or ``on_idle`` is counted and logged, and does not stop 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from edge_sdk.app.cli import CommandResult
 from edge_sdk.app.extensions import ExtensionEntry
@@ -51,7 +51,9 @@ from edge_sdk.store.store import DeviceStore
 from edge_sdk.training.active_run import ActiveRun, GivenUp
 from edge_sdk.training.flush_scheduler import FlushScheduler
 from edge_sdk.training.model_runtime import ModelRuntime
-from edge_sdk.training.training_transaction import TrainingTransaction
+
+if TYPE_CHECKING:
+    from edge_sdk.training.training_transaction import TrainingTransaction
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,8 @@ class DeviceParts:
     agenda: Agenda  # work that waits
     identity: IdentityKeys
     active: ActiveRun  # the bundle in use, with its state and the privacy account
-    transaction: TrainingTransaction  # training of one task, up to the saved update
+    # returns the training of one task, up to the saved update
+    transaction: Callable[[], TrainingTransaction]
     scheduler: FlushScheduler
     serve: Callable[[float], None]  # serves the network for some seconds
 

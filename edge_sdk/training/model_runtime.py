@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import field, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -32,9 +32,11 @@ from edge_sdk.privacy.mechanism import Mechanism
 from edge_sdk.protocol.contract.manifest import AIDED_FORECAST, Manifest
 from edge_sdk.protocol.contract.method import CONTRACTS, SERVE, Array, Effects, Event, Half, Task
 from edge_sdk.protocol.contract.parameter_layout import ParamSpec, Vector
-from edge_sdk.training.canary import CanaryTest
 from edge_sdk.training.forecaster import Forecaster
 from edge_sdk.training.run_role import BundleForm, RunnableBundle, RunRole, RunShell, own_start
+
+if TYPE_CHECKING:
+    from edge_sdk.training.canary import CanaryTest
 
 _NO_CLOCK_BEFORE = 1_577_836_800.0  # a wall clock before 2020 counts as unset
 
@@ -62,7 +64,7 @@ class ModelRuntime:
     local_half: Half[LocalState] = field(init=False)
     form: BundleForm = field(init=False)
     _context: TrainingContext = field(init=False)
-    _canary: CanaryTest = field(init=False)
+    _canary_test: CanaryTest | None = field(init=False, default=None)
     forecaster: Forecaster = field(init=False)
     _before_training: dict[str, Callable[[Vector], None]] = field(init=False, default_factory=dict)
     _frame: ChannelFrame | None = field(init=False, default=None)
@@ -73,7 +75,6 @@ class ModelRuntime:
         self.between_batches = self.shell.between_batches
         self.announced = AnnouncedValues(manifest)
         self.spec = manifest.spec(self.role.shared)
-        self._canary = CanaryTest(self.bundle.graphs["forecast"])
         kind = self.config.offered("forecaster") or Forecaster
         self.forecaster = kind(self.config.forecast, self.bundle)
         computed = extension_of(manifest)
@@ -286,6 +287,14 @@ class ModelRuntime:
 
     def _vectors(self, state: Any) -> tuple[Vector, Vector]:  # noqa: ANN401 - as above
         return self.vector(state), np.asarray(state.p, np.float32)
+
+    @property
+    def _canary(self) -> CanaryTest:
+        from edge_sdk.training.canary import CanaryTest  # noqa: PLC0415 - with the first windows
+
+        if self._canary_test is None:
+            self._canary_test = CanaryTest(self.bundle.graphs["forecast"])
+        return self._canary_test
 
     @property
     def _canary_frame(self) -> ChannelFrame:

@@ -11,26 +11,188 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from numpy.typing import NDArray
+
 from edge_sdk.app.cli import fields
-from edge_sdk.app.settings import seconds
+from edge_sdk.app.extensions import ExtensionIndex
 from edge_sdk.config import Config
 from edge_sdk.errors import Reason, Refused, SignerUnavailable, StoreFull
-from edge_sdk.methods.local_sgd import TRAIN
 from edge_sdk.privacy.ledger import BudgetSpent
-from edge_sdk.protocol.contract.method import END, Task, Update
-from edge_sdk.protocol.messages import UpdateMessage
+from edge_sdk.protocol import messages as m
+from edge_sdk.protocol.codec import encode, pack_tensor
+from edge_sdk.protocol.contract.method import CONTRACTS, END, Ask, Task, Update
+from edge_sdk.protocol.contract.parameter_layout import ParamSpec
+from edge_sdk.protocol.keys import Signer
+from edge_sdk.protocol.msgpack_reader import binary, text
+from edge_sdk.protocol.outbox_state import OutboxEntry, UplinkCounters
 from edge_sdk.runtime import GraphError
 from edge_sdk.session.agenda import Agenda
+from edge_sdk.session.manifest_checks import NewestAnnouncements
 from edge_sdk.session.session import Session
+from edge_sdk.store.rows import LearnedState
 from edge_sdk.store.store import DeviceStore
-from edge_sdk.training import outbox_entry
-from edge_sdk.training.active_run import ActiveRun, GivenUp
+from edge_sdk.training.active_run import OWN, TRAINED_UNTIL, ActiveRun, GivenUp, Residual
 from edge_sdk.training.flush_scheduler import FlushScheduler
+from edge_sdk.training.model_runtime import ModelRuntime
 
 logger = logging.getLogger(__name__)
 
-TRAINED_UNTIL = "trained until"
-"""Saved fact: time of the newest window at the last update, Unix seconds."""
+FEEDBACK = ExtensionIndex("edge_sdk").loaders("feedback")
+"""Functions that import the constructor of a lossy update encoding, by the name of the encoding."""
+
+
+def record(
+    state: Any,  # noqa: ANN401 - the half's own type
+    task: Task,
+    learner: ModelRuntime,
+    seen: NewestAnnouncements,
+    residual: Residual | None = None,
+) -> LearnedState:
+    """Return the state to be saved; a local round does not count as one of the run's.
+
+    Args:
+        state: Learned state of the half.
+        seen: The run, and the last task of it.
+        residual: Rounding error of the updates that has not been sent yet; None if exact.
+    """
+    is_local, scale = task.round >= OWN, learner.scale
+    turn = (seen.attempt, seen.step) if is_local else (task.attempt, task.step)
+    return LearnedState(
+        run=seen.run,
+        round=seen.round if is_local else task.round,
+        version=seen.version if is_local else task.base,
+        spec=learner.spec.whole_digest,
+        leaves={
+            "half": state.arrays(),
+            "scale": [scale.low, scale.high] if scale else [],
+            "turn": list(turn),
+            "noise": learner.mechanism.origin,
+            **({} if residual is None else {"residual": residual}),
+        },
+    )
+
+
+class UpdateSealer:
+    """Maker of an update's outbox entry, whose bytes never change afterwards.
+
+    Args:
+        config: Configuration with the ids of device and fleet.
+        signer: Key of the device.
+    """
+
+    def __init__(self, config: Config, signer: Signer) -> None:
+        self._config, self._signer = config, signer
+
+    def seal(
+        self, message: m.UpdateMessage, encrypt: Callable[[bytes], bytes] = bytes
+    ) -> OutboxEntry:
+        """Encode, encrypt and sign an update.
+
+        Args:
+            encrypt: Returns the body that is sent from a clear one.
+
+        Raises:
+            Refused: CANNOT_OPEN: the key is of small order, and agrees on no secret.
+            SignerUnavailable: The signing key is away.
+        """
+        config = self._config
+        return OutboxEntry.sealed(
+            message, fleet=config.fleet, sender=config.id, signer=self._signer, encrypt=encrypt
+        )
+
+
+def update_message(
+    update: Update,
+    task: Task,
+    numbers: UplinkCounters,
+    *,
+    run: int,
+    learner: ModelRuntime,
+    encoding: UplinkEncoding,
+) -> m.UpdateMessage:
+    """Return the message of an update, with the numbers that its contract declares.
+
+    Args:
+        update: Update as released by the mechanism.
+        numbers: Last sequence number used, and the release count including this update.
+        encoding: Encoding of the update's vector.
+    """
+    ask = CONTRACTS[learner.role.method][task.ask]
+    declared = {"n", *(number.name for number in ask.report)}  # any other number is not sent
+    values = {name: value for name, value in update.values.items() if name in declared}
+    return m.UpdateMessage(
+        run=run,
+        round=update.round,
+        base=update.base,
+        life=numbers.life,
+        seq=numbers.seq + 1,
+        spent=numbers.spent,
+        spec=learner.spec.digest,
+        part=ask.up.value,
+        enc=encoding.enc,
+        n=int(values.pop("n", 0)),
+        vals={name: value for name, value in values.items() if abs(value) <= m.FLOAT_LIMIT},
+        check=update.check or None,
+        blob=encoding.encode(update.vector),
+    )
+
+
+def uplink_encoding(ask: Ask, announced: tuple[str, ...], allowed: tuple[str, ...]) -> str:
+    """Return the encoding of the updates that answer an ask.
+
+    Args:
+        announced: Encodings that the announced bundle allows; a quantised one is a wish.
+        allowed: Encodings that the aggregator's welcome allows.
+
+    >>> from edge_sdk.protocol.contract.method import Up
+    >>> uplink_encoding(Ask(up=Up.DELTA), ("f4", "q4"), ("b1",))
+    'f4'
+    """
+    wished = [enc for enc in announced if enc in FEEDBACK and enc in allowed]
+    return wished[-1] if wished and ask.is_quantisable else ask.enc
+
+
+class UplinkEncoding:
+    """Encoding of one update."""
+
+    def __init__(self, enc: str) -> None:
+        self.enc = enc
+
+    def encode(self, vector: NDArray[Any]) -> bytes:
+        """Return the bytes of an update."""
+        return pack_tensor(vector, self.enc)
+
+    def residual(self, update: Update, *, run: int) -> Residual | None:  # noqa: ARG002 - for inexact ones
+        """Return the rounding error after an update; None for an exact encoding."""
+        return None
+
+
+def encoding_of(
+    enc: str, update: Update, task: Task, residual: Residual | None, *, device: str, run: int
+) -> UplinkEncoding:
+    """Return the encoding of the update that answers a task.
+
+    Args:
+        residual: Rounding error of the run's updates that has not been sent yet; None if exact.
+    """
+    if enc not in FEEDBACK:
+        return UplinkEncoding(enc)
+    found: UplinkEncoding = FEEDBACK[enc]()(enc, update, task, residual, device=device, run=run)
+    return found
+
+
+_PROOF = 72  # bytes of a signature in an envelope, with its head
+
+
+def update_bytes(config: Config, spec: ParamSpec) -> int:
+    """Return the payload bytes of one update with its envelope (MQTT, TLS and IP come on top)."""
+    if not spec.shared_size:
+        return 0
+    blob, about = bytes(4 * spec.shared_size), (spec.digest, "delta", "f4", 64, {"loss": 0.5})
+    update = m.UpdateMessage(1, 100, 100, 1, 100, 100, *about, blob=blob)
+    return 2 + sum(
+        map(len, (text("update"), text(config.id), binary(encode(update)), binary(bytes(_PROOF))))
+    )
 
 
 class TrainingTransaction:
@@ -44,7 +206,7 @@ class TrainingTransaction:
         agenda: Agenda,
         active: ActiveRun,
         scheduler: FlushScheduler,
-        sealer: outbox_entry.UpdateSealer,
+        sealer: UpdateSealer,
     ) -> None:
         self._store, self._session, self._agenda = store, session, agenda
         self._active, self._scheduler, self._sealer = active, scheduler, sealer
@@ -94,7 +256,7 @@ class TrainingTransaction:
         except SignerUnavailable as error:  # nothing has changed; the same round is trained again
             session.note_signer(str(error))
             session.count("rounds not released")
-            if task.round < outbox_entry.OWN:
+            if task.round < OWN:
                 self._agenda.postpone(task)
         except (BudgetSpent, StoreFull, GraphError) as error:
             if isinstance(error, BudgetSpent):
@@ -157,13 +319,13 @@ class TrainingTransaction:
         if released:
             encoding = self._encoding(released[0], task)
             run, learner = session.seen.run, active.learner
-            message = outbox_entry.update_message(
+            message = update_message(
                 released[0], task, numbers, run=run, learner=learner, encoding=encoding
             )
             entry = self._sealer.seal(message, encrypt)
             residual = encoding.residual(released[0], run=run)
         numbers = replace(numbers, seq=entry.seq) if entry is not None else numbers
-        learned = outbox_entry.record(state, task, active.learner, session.seen, residual)
+        learned = record(state, task, active.learner, session.seen, residual)
         stored = session.parts.outbox.as_stored(entry) if entry is not None else None
         self._store.save(
             learned=learned,
@@ -186,22 +348,22 @@ class TrainingTransaction:
     def _encryption(self) -> Callable[[bytes], bytes]:
         """Return the function from a clear body of an update to the one that is sent."""
         try:
-            return self._session.encryption(UpdateMessage.kind)
+            return self._session.encryption(m.UpdateMessage.kind)
         except Refused as refused:
             logger.warning("update not released %s", fields(why=refused))
             raise GivenUp from refused
 
-    def _encoding(self, update: Update, task: Task) -> outbox_entry.UplinkEncoding:
+    def _encoding(self, update: Update, task: Task) -> UplinkEncoding:
         active, session = self._active, self._session
         announced, welcome = session.announced, session.outbox.welcome
         ask = active.contract[task.ask]
-        enc = outbox_entry.uplink_encoding(
+        enc = uplink_encoding(
             ask,
             announced.encs if announced is not None else (),
             welcome.caps if welcome is not None else (),
         )
         device, run = active.learner.config.id, session.seen.run
-        return outbox_entry.encoding_of(enc, update, task, active.residual, device=device, run=run)
+        return encoding_of(enc, update, task, active.residual, device=device, run=run)
 
     def _may_send_faulty(self, state: Any, task: Task) -> bool:  # noqa: ANN401 - as above
         """Return whether an update is sent although its parameters are at fault.
@@ -214,69 +376,3 @@ class TrainingTransaction:
         if active.accountant.mechanism.plan.hides_refusals:
             return True
         return not active.ask.mirrored and active.learner.mends(state, active.state, task)
-
-
-class LocalRounds:
-    """Trains on its own between the rounds of the fleet, at a fixed interval."""
-
-    def __init__(
-        self,
-        config: Config,
-        *,
-        store: DeviceStore,
-        session: Session,
-        active: ActiveRun,
-        transaction: TrainingTransaction,
-        scheduler: FlushScheduler,
-    ) -> None:
-        self._config, self._store, self._session = config, store, session
-        self._active, self._transaction, self._scheduler = active, transaction, scheduler
-        self._last = -float("inf") if config.is_alone else session.now
-
-    def is_due(self, *, is_training: bool) -> bool:
-        """Return whether a local round is due; never while an extension trains and may still release."""
-        is_wanted = self.is_wanted(is_training=is_training)
-        return is_wanted and not self._scheduler.blocking_limit()
-
-    def is_wanted(self, *, is_training: bool = False) -> bool:
-        """Return whether a local round is due by its interval, regardless of the resource limits."""
-        session, active, now = self._session, self._active, self._session.now
-        is_free = not session.participation.is_budget_exhausted
-        if is_training and is_free:
-            return False
-        patience = seconds(self._config.local_rounds.after)
-        if active.shares and is_free and now - session.arrivals.heard_at < patience:
-            return False
-        every = seconds(self._config.local_rounds.interval)
-        return now - self._last >= every and len(active.learner.windows()) > 0
-
-    def train(self) -> None:
-        """Train a copy used until the fleet is back; permanently if nothing is shared."""
-        active, self._last = self._active, self._session.now
-        self._scheduler.count_time(awake=False)
-        number = self._store.fact("alone")
-        task = self._task(number)
-        if not active.shares:
-            self._transaction.attempt(task)
-        else:
-            try:
-                candidate = active.learner.learn_alone(active.latest, task)
-            except GivenUp:
-                return
-            if not active.fault_of(candidate, active.latest):
-                active.adopt_local(candidate)
-        self._scheduler.count_time(awake=True)
-        self._session.count("rounds alone")
-        self._store.set_facts(alone=number + 1)
-
-    def _task(self, number: int) -> Task:
-        learner, local = self._active.learner, self._config.local_rounds
-        training = learner.manifest.training
-        values = {
-            "steps": float(local.steps or training.steps),
-            "rate": local.rate or training.rate,
-        }
-        w = learner.spec.shared(learner.vector(self._active.latest))
-        return Task(
-            self._config.id, outbox_entry.OWN + number, TRAIN, values=values, arrays={"w": w}
-        )

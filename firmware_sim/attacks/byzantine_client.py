@@ -17,7 +17,7 @@ from edge_sdk.protocol.keys import Signer
 from edge_sdk.protocol.messages import UpdateMessage
 from edge_sdk.protocol.outbox_state import OutboxEntry
 from edge_sdk.session.identity import load_signer
-from edge_sdk.training.outbox_entry import UpdateSealer
+from edge_sdk.training.training_transaction import UpdateSealer
 from firmware_sim.attacks import BoundAttack
 from firmware_sim.attacks.byzantine_halves import ByzantineHalves
 

@@ -13,9 +13,9 @@ from edge_sdk.forecasting.windows import Scale
 from edge_sdk.protocol.contract.method import CONTRACTS, END, Ask, Effects, Task, Update
 from edge_sdk.protocol.messages import UpdateMessage
 from edge_sdk.protocol.outbox_state import UplinkCounters
+from edge_sdk.training.active_run import Residual
 from edge_sdk.training.model_runtime import ModelRuntime
-from edge_sdk.training.outbox_entry import (
-    Residual,
+from edge_sdk.training.training_transaction import (
     UplinkEncoding,
     encoding_of,
     update_message,

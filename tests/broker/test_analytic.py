@@ -14,7 +14,7 @@ from edge_sdk import Client, Config
 from edge_sdk.extensions.analytic.bundle_section import statistic_layout
 from edge_sdk.protocol.keys import generate, save_signing_key
 from edge_sdk.session.identity import load_signer
-from edge_sdk.training.outbox_entry import UpdateSealer
+from edge_sdk.training.training_transaction import UpdateSealer
 from firmware_sim.attacks.attack_plan import HONEST, AttackPlan
 from firmware_sim.commands.fleet_run import FleetRun
 from firmware_sim.reports.progress_display import display

@@ -30,7 +30,8 @@ from edge_sdk.protocol.codec import unpack_tensor
 from edge_sdk.protocol.contract.method import CONTRACTS, Task, Update
 from edge_sdk.protocol.contract.parameter_layout import Vector
 from edge_sdk.shared_math.optim import adam
-from edge_sdk.training.outbox_entry import Residual, encoding_of
+from edge_sdk.training.active_run import Residual
+from edge_sdk.training.training_transaction import encoding_of
 from firmware_sim.attacks import ATTACKS
 from tools.experiments import cells as data
 from tools.experiments import synthetic

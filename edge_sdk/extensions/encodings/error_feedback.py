@@ -13,7 +13,8 @@ from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.extensions.encodings.block_quantisation import QUANTISED_NORM, dequantise, quantise
 from edge_sdk.protocol.codec import Leaf
 from edge_sdk.protocol.contract.method import Task, Update
-from edge_sdk.training.outbox_entry import Residual, UplinkEncoding
+from edge_sdk.training.active_run import Residual
+from edge_sdk.training.training_transaction import UplinkEncoding
 
 RESIDUAL_LIMIT: Final = 0.25
 """Largest length of the residual that is added, as a share of the update's length."""
@@ -126,7 +127,7 @@ class FeedbackEncoding(UplinkEncoding):
 def with_feedback(
     enc: str, update: Update, task: Task, residual: Residual | None, *, device: str, run: int
 ) -> FeedbackEncoding:
-    """Return the encoding of the update that answers a task, as ``outbox_entry.encoding_of``."""
+    """Return the encoding of the update that answers a task, as ``training_transaction.encoding_of``."""
     carried = np.zeros(update.vector.size)
     if residual is not None:
         saved = SavedResidual.from_leaves(residual)

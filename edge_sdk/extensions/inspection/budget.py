@@ -47,7 +47,7 @@ from edge_sdk.session.identity import begin_count, find_releases, load_signer
 from edge_sdk.store.schema import FILE
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.training import bootstrap
-from edge_sdk.training.outbox_entry import update_bytes
+from edge_sdk.training.training_transaction import update_bytes
 
 logger = logging.getLogger(__name__)
 

@@ -30,7 +30,7 @@ from edge_sdk.session.announcements import saved_message
 from edge_sdk.session.signed_link import VerifiedMessage
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.training.extension import DeviceExtension, DeviceParts
-from edge_sdk.training.outbox_entry import record
+from edge_sdk.training.training_transaction import record
 
 NEIGHBOURS = "neighbours"
 """Name of the configuration's table, and of the stored list of peers from the aggregator."""

@@ -43,8 +43,8 @@ from edge_sdk.sources import Source
 from edge_sdk.store.schema import FILE
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.training import bootstrap
-from edge_sdk.training.outbox_entry import update_bytes
 from edge_sdk.training.run_role import history_of
+from edge_sdk.training.training_transaction import update_bytes
 
 NO_KEY = "none yet: made at the first start, to enrol the device later"
 """The sentence about a device alone that has not started yet."""

@@ -189,7 +189,7 @@ class SplitRounds(DeviceExtension):
         if asked is None or call.round != asked.round:
             return
         try:
-            self.device.transaction.process(call, asked)
+            self.device.transaction().process(call, asked)
         except (
             GivenUp,
             BudgetSpent,

@@ -16,7 +16,7 @@ from edge_sdk.extensions.encodings.error_feedback import (
 )
 from edge_sdk.protocol.codec import pack_leaves, pack_tensor, unpack_leaves
 from edge_sdk.protocol.contract.method import CONTRACTS, Task, Update
-from edge_sdk.training.outbox_entry import UplinkEncoding, uplink_encoding
+from edge_sdk.training.training_transaction import UplinkEncoding, uplink_encoding
 
 
 def summed(vectors, *, feedback):

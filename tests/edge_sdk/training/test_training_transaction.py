@@ -13,7 +13,7 @@ from edge_sdk.protocol.contract.method import Task, Update
 from edge_sdk.protocol.envelope import AGGREGATOR, unseal, wrap
 from edge_sdk.protocol.outbox_state import UplinkCounters
 from edge_sdk.session.manifest_checks import NewestAnnouncements
-from edge_sdk.training.outbox_entry import (
+from edge_sdk.training.training_transaction import (
     OWN,
     UpdateSealer,
     UplinkEncoding,
