@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_sdk import Client, Config, Reading
+from edge_sdk.bundle import Bundle, TrustedKeys
 from edge_sdk.protocol.codec import DownlinkEncoding, UpdateEncoding
 from firmware_sim.devices.meter import Meter
 from firmware_sim.devices.meter_process import MeterSettings
@@ -42,6 +43,11 @@ class Plan:
     rounds_per_day: int = 0  # of the aggregator's schedule; 0 runs all of ``rounds`` back to back
     encoding: UpdateEncoding = "f4"  # of updates; ``downlink``: of new models
     downlink: DownlinkEncoding = "f4"
+
+    @property
+    def step(self) -> int:
+        """Return the seconds between two rows of the bundle."""
+        return Bundle.open(self.bundle, trust=TrustedKeys()).manifest.window.step_seconds
 
 
 @dataclass(slots=True)
@@ -90,7 +96,9 @@ class Street:
         ]
         # Learning takes this machine's time, at the town's pace: of wake time nothing is measured.
         limits = {"device_class": plan.kind, "daily_wake_time": "1d"}
-        _rewrite(config, broker=_at(line), timeouts=None, limits=limits, source=sources)
+        training = {"history_slots": (plan.behind + 2) * _DAY // plan.step}
+        tables = {"limits": limits, "source": sources, "training": training}
+        _rewrite(config, broker=_at(line), timeouts=None, **tables)
         federation = Federation(ready, plan.rounds, family)
         street = cls(folder, family, town, plan, federation, config, lines)
         street._look_back()
@@ -103,7 +111,7 @@ class Street:
 
     def _look_back(self) -> None:
         with Client(Config.load(self.config)) as client:
-            for time, kwh in _hours(self.town.now, _SEED, self.plan.behind):
+            for time, kwh in _energy(self.town.now, _SEED, self.plan):
                 client.observe(Reading("elec.import.energy", time, kwh))
             for time, warm, wind in _skies(self.town.now, self.plan.behind):
                 client.observe(Reading("weather.temperature", time, warm))
@@ -128,12 +136,15 @@ class Street:
         return self.family.start("device", [self.plan.python, *run[1:]], environ=environ)
 
 
-def _hours(now: float, seed: int, behind: int) -> Iterator[tuple[float, float]]:
-    first = (int(now) // _DAY - behind) * _DAY
+def _energy(now: float, seed: int, plan: Plan) -> Iterator[tuple[float, float]]:
+    """Yield time and kWh of every step of the bundle, up to the last whole hour."""
+    first, step = (int(now) // _DAY - plan.behind) * _DAY, plan.step
     meter: Meter = MeterSettings(first, 0.0, seed=seed).meter()
-    for time in range(first, int(now) // _HOUR * _HOUR, _HOUR):
-        before = meter.wh(time)
-        yield time, (meter.wh(time + _HOUR) - before) / 1000
+    before = meter.wh(first)
+    for time in range(first, int(now) // _HOUR * _HOUR, step):
+        after = meter.wh(time + step)
+        yield time, (after - before) / 1000
+        before = after
 
 
 def _skies(now: float, behind: int) -> Iterator[tuple[int, float, float]]:

@@ -104,7 +104,7 @@ class SetOfDevices:
     def vectors(self, arm: str, out: Path, console: Console) -> dict[str, Vector]:
         """Return the vector that each device forecasts with after an arm."""
         if arm == "fleet":
-            return self._fleet(console)
+            return self.fleet(list(self.trained), console)[1]
         found = dict.fromkeys(self.whole, self.initial)
         if arm == "own":
             start = f"days-{self.task.name.partition(':')[0]}-own"
@@ -123,14 +123,24 @@ class SetOfDevices:
         found.astype("<f4").tofile(path)
         return found
 
-    def _fleet(self, console: Console) -> dict[str, Vector]:
-        """Return the vectors after all passes, by both real halves in memory."""
+    def fleet(
+        self, names: Sequence[str], console: Console, *, is_final: bool = True
+    ) -> tuple[Vector, dict[str, Vector]]:
+        """Let some devices teach the bundle, by both real halves in memory.
+
+        Args:
+            names: Devices, which learn from their training parts.
+            is_final: Whether each also solves its own part after the final model.
+
+        Returns:
+            The published vector, and that of each device.
+        """
         row, spec = SERVERS["analytic"], self.manifest.spec()
-        rounds = Rounds(quorum=len(self.trained), deadline=60.0)
+        rounds = Rounds(quorum=len(names), deadline=60.0)
         server = row.half(
             Setup(bind("mean"), row.settings(), rounds, spec, analytic=self.manifest.analytic)
         )
-        halves = {n: analytic(self._context(n, f), LocalSgd()) for n, f in self.trained.items()}
+        halves = {n: analytic(self._context(n, self.trained[n]), LocalSgd()) for n in names}
         states = {name: half.init(self.initial) for name, half in halves.items()}
         state, _ = server.apply(server.init(self.initial), OPEN)
         waiting: list[Any] = []
@@ -148,11 +158,12 @@ class SetOfDevices:
                 waiting += [one for one in effects if isinstance(one, Task)]
                 bar.advance(line)
             final = {"w": server.model(state)["p"]}
-            for name, half in halves.items():
+            for name, half in halves.items() if is_final else ():
                 end = Task(name, state.round, END, base=state.version, arrays=final)
                 states[name], _ = half.apply(states[name], end)
                 bar.advance(line)
-        return {n: np.asarray(halves[n].model(states[n])["p"], np.float32) for n in halves}
+        own = {n: np.asarray(halves[n].model(states[n])["p"], np.float32) for n in halves}
+        return np.asarray(final["w"], np.float32), own
 
     def _context(self, name: str, frame: ChannelFrame) -> TrainingContext:
         return TrainingContext(
@@ -298,13 +309,25 @@ def _file(out: Path, name: str, arm: str) -> Path:
     return out / f"days-{name}-{arm}.json"
 
 
+WORSE = "alone with the fleet"
+"""Head of the share of devices whose error is above that without a fleet by more than 1 %."""
+
+
+def _worse(found: Mapping[str, Any]) -> str:
+    alone, fleet = ((found.get(arm) or {}).get("by device") for arm in ("own", "fleet"))
+    if not alone or not fleet:
+        return ""
+    return f"{np.mean([fleet[name] > 1.01 * alone[name] for name in alone]):.0%}"
+
+
 def table(out: Path, anchors: Path, names: Sequence[str], arms: Sequence[str]) -> str:
-    """Return the table of all results in a folder beside the anchors'."""
+    """Return the table of all results in a folder beside the anchors'; empty without any."""
     heads = [f"ours: {arm}" for arm in arms]
-    scores = "of the last: pinball / coverage; served (by lead), of sums; energy score"
+    heads.append("of the last: pinball / coverage; served (by lead), of sums; energy score")
+    heads.append(f"worse than {WORSE}")
     lines = [
-        f"| set | {' | '.join(heads)} | {scores} | {' | '.join(THEIRS)} |",
-        "|" + " --- |" * (2 + len(heads) + len(THEIRS)),
+        f"| set | {' | '.join([*heads, *THEIRS])} |",
+        "|" + " --- |" * (1 + len(heads) + len(THEIRS)),
     ]
     for name in names:
         kept = [_file(out, name, arm) for arm in arms]
@@ -318,8 +341,9 @@ def table(out: Path, anchors: Path, names: Sequence[str], arms: Sequence[str]) -
             text = "; {served:.0%} ({least:.0%} to {most:.0%}), {sums:.0%}; {energy:.3f}"
             last += text.format_map(spread)
         cells.append(last)
+        cells.append(_worse(dict(zip(arms, ours, strict=True))))
         path = anchors / "day" / "results" / f"{name}.json"
         known = json.loads(path.read_text("utf-8"))["methods"] if path.exists() else {}
         cells += [f"{known[m]['mae_rel']:.3f}" if m in known else "" for m in THEIRS]
         lines.append(f"| {SETS[name][0]} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n" if len(lines) > 2 else ""

@@ -10,8 +10,9 @@ error is that of the mean profile of the known days. Rows of a set:
 - ``bundle``: the shipped bundle, without any fleet;
 - ``own``: the same with the own part and the share of the known days, as an agent has them after a
   night (``--own``; slow);
-- ``fleet``: two thirds of the set's devices, with their training parts, teach all stages; the other
-  third is new (``--fleets``; slow). With the own part, too.
+- ``fleet``: two thirds of the set's devices, with their training parts, teach the bundle as a fleet
+  does, by the server and the devices in memory; the other third is new and has the published model
+  and, with ``--own``, a part of its own (``--fleets``; slow).
 
 All forecasts are those of the bundle's functions. One JSON per set in
 --out; an interrupted call continues where it stopped.
@@ -36,7 +37,6 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
-from aggregator.extensions.authoring.day_profiles import DAY_PROFILES, made
 from edge_sdk.extensions.analytic.bundle_functions import NumpyFunction
 from edge_sdk.extensions.analytic.profile_half import IssuedWindows, with_own_part
 from edge_sdk.extensions.analytic.profile_sums import functions_of_profiles
@@ -46,7 +46,7 @@ from edge_sdk.forecasting.windows import ChannelFrame, Drawable
 from edge_sdk.protocol.contract.manifest import Manifest
 from edge_sdk.protocol.contract.method import Array
 from edge_sdk.protocol.contract.parameter_layout import Vector
-from tools.day_prior import Site, trained, windows
+from tools.day_prior import Site, windows
 from tools.experiments.marks.days import SETS, SetOfDevices
 from tools.experiments.marks.tasks import use
 
@@ -71,10 +71,11 @@ class NewDevice:
     manifest: Manifest
     functions: Mapping[str, NumpyFunction]
     p: Vector
+    has_own_part: bool = True
 
     @classmethod
-    def of(cls, manifest: Manifest, p: Vector) -> NewDevice:
-        return cls(manifest, functions_of_profiles(manifest), p)
+    def of(cls, manifest: Manifest, p: Vector, *, has_own_part: bool = True) -> NewDevice:
+        return cls(manifest, functions_of_profiles(manifest), p, has_own_part)
 
     def run(self, name: str, **given: Array) -> tuple[Array, ...]:
         return self.functions[name](**given)
@@ -87,10 +88,11 @@ class NewDevice:
         series = Series(site.step, [stream], capacity=len(known))
         series.load(SeriesRow(stream, first + i, x) for i, x in enumerate(known))
         frame = ChannelFrame.of(series, self.manifest)
-        learned = IssuedWindows.of(self.run, Drawable(frame, frame.origins()))
         p = self.p
-        if len(learned):
-            p = with_own_part(self.run, learned, p, self.manifest.spec())
+        if self.has_own_part:
+            learned = IssuedWindows.of(self.run, Drawable(frame, frame.origins()))
+            if len(learned):
+                p = with_own_part(self.run, learned, p, self.manifest.spec())
         newest = np.array([len(frame) - 1])
         (told,) = self.run("forecast", p=p, x=frame.inputs(newest))
         return np.asarray(frame.restore(told, newest)[0, :, 1])
@@ -108,16 +110,6 @@ def nearest(values: Floats, origin: int, days: int, day: int) -> Floats:
     return np.asarray(np.mean([values[e + 1 : e + 1 + day] for e in chosen], axis=0))
 
 
-def taught(bundle: str, arrays: Mapping[str, Any]) -> NewDevice:
-    """Return a bundle whose prior is that of some arrays; residual days are the shipped ones."""
-    manifest, initial = made(DAY_PROFILES[bundle], name=bundle, version=1)
-    p = np.frombuffer(initial, "<f4").copy()
-    for layer in manifest.spec().layers:
-        if layer.name in arrays and layer.name != "residuals":
-            p[layer.offset : layer.offset + layer.size] = np.ravel(arrays[layer.name])
-    return NewDevice.of(manifest, p)
-
-
 def run(
     data: Path, name: str, console: Console, *, most: int, own: bool, fleets: bool
 ) -> dict[str, Any]:
@@ -132,10 +124,9 @@ def run(
     for number in range(3):
         methods = {"own": NewDevice.of(devices.manifest, devices.initial)} if own else {}
         if fleets:
-            parts = [
-                _cut(whole[i], task.series[i].train_end) for i in np.flatnonzero(fold != number)
-            ]
-            methods["fleet"] = taught(SETS[name][1], trained(parts, console).arrays)
+            names = [task.series[i].name for i in np.flatnonzero(fold != number)]
+            published, _ = devices.fleet(names, console, is_final=False)
+            methods["fleet"] = NewDevice.of(devices.manifest, published, has_own_part=own)
         with Progress(console=console, transient=True) as bar:
             for i in bar.track(np.flatnonzero(fold == number), description=name):
                 case = whole[i], task.series[i], tests[i]
@@ -180,12 +171,11 @@ def _site(series: Any, day: int) -> Site:  # noqa: ANN401
     return Site(series.name, series.name, values, np.asarray(local, np.int64), step)
 
 
-def _cut(site: Site, end: int) -> Site:
-    return Site(site.name, site.kind, site.load[:end], site.local[:end], site.step)
-
-
 def summary(result: Mapping[str, Any]) -> str:
-    """Return the table of one set: error over the profile, and how often worse by over 1 %."""
+    """Return the table of one set: error over the profile, and how often worse by over 1 %.
+
+    Of a fleet also, how often worse by over 1 % than ``own``, the device without it.
+    """
     methods = [name for name in next(iter(result["errors"].values())) if name != "profile"]
     lines = [f"| known days | {' | '.join(methods)} |"]
     lines.append("| --- |" + " --- |" * (lines[0].count("|") - 2))
@@ -196,7 +186,12 @@ def summary(result: Mapping[str, Any]) -> str:
         for method, found in own.items():
             if method != "profile":
                 ratio = np.array(found)[good] / base[good]
-                cells.append(f"{ratio.mean():.3f} ({100.0 * np.mean(ratio > 1.01):.0f} %)")
+                cell = f"{ratio.mean():.3f} ({100.0 * np.mean(ratio > 1.01):.0f} %"
+                if method == "fleet" and "own" in own:
+                    alone = np.array(own["own"])[good]
+                    worse = np.mean(np.array(found)[good] > 1.01 * alone)
+                    cell += f"; than own {100.0 * worse:.0f} %"
+                cells.append(f"{cell})")
         lines.append(f"| {days} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
