@@ -12,6 +12,7 @@ from rich.console import Console
 
 from aggregator.extensions.analytic.profile_fleet import PASSES
 from aggregator.extensions.authority.access.broker_process import has_embedded, mosquitto_program
+from edge_sdk.extensions.analytic.residual_paths import fitted_paths
 from firmware_sim.fleet.federation import Federation, free_port, start_broker
 from firmware_sim.fleet.processes import ProcessGroup, command, run
 from firmware_sim.fleet.run_files import prepare
@@ -61,10 +62,17 @@ def test_agents_serve_the_profiles_by_which_the_table_is_computed(tmp_path):
             table.forecasts(record.name, x, newest)[0, :, 1] for x in (p, table.initial)
         )
         frame = table.whole[record.name]
-        expected = frame.restore(table.run("day", p=p, x=frame.inputs(newest))[0], newest)[0]
+        _, paths = table.run("day", p=p, x=frame.inputs(newest))
+        expected = fitted_paths(
+            frame.restore(paths.reshape(1, -1), newest).reshape(paths.shape)[0],
+            median,
+            np.array(found["interval"]),
+            found["coverage"],
+        )
         assert np.abs(median - before).max() > 0.01 * median.mean()  # the fleet has taught it
         assert found["values"] == pytest.approx(np.maximum(median, 0.0), rel=1e-5, abs=1e-5)
-        assert found["expected"] == pytest.approx(np.maximum(expected, 0.0), rel=1e-5, abs=1e-5)
+        expected = np.maximum(expected, 0.0).mean(axis=0)
+        assert found["expected"] == pytest.approx(expected, rel=1e-5, abs=1e-5)
 
 
 def record_of(device):
