@@ -199,8 +199,9 @@ class DeviceExtensions:
 
     def _start(self, *, is_first_training: bool = False) -> None:
         device, learner, waiting = self._device, self._device.active.learner, None
+        running = {**self.running}  # an extension may train in its turn, and so start others
         for entry in entries_of(device.config, learner.role.method):
-            if entry.name in self.running or "extension" not in entry.row:
+            if entry.name in running or "extension" not in entry.row:
                 continue
             has_learned = is_first_training or learner.scale is not None
             if entry.row.get("begins") == "training" and not has_learned:
@@ -209,9 +210,9 @@ class DeviceExtensions:
             one: DeviceExtension = entry.load("extension")(device)
             one.start()
             device.session.arrivals.readers.append(one)
-            self.running[entry.name] = one
+            running[entry.name] = one
         order = list(device.config.index)
-        self.running = dict(sorted(self.running.items(), key=lambda x: order.index(x[0])))
+        self.running = dict(sorted(running.items(), key=lambda x: order.index(x[0])))
         learner.call_before_training("extensions", waiting)
 
     def _before_training(self, _learned: Vector) -> None:
