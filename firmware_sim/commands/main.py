@@ -21,7 +21,6 @@ examples:
   gridfed-sim meter --p1 pty:./ttyP1          one meter that a [[source]] can read
   gridfed-sim station ./pm --speed 900        one base station, a file per second
   gridfed-sim attacks                         the attacks, with their options
-  gridfed-sim conform gridfed-scaffold        does a package of your own keep the interface?
   gridfed-sim list                            shipped readings and scenarios, with licences
 """
 
@@ -38,7 +37,6 @@ COMMANDS = {
         "charger": "Simulate one charge point: OCPP 1.6 or 2.0.1.",
         "station": "Simulate one base station: performance files in a folder.",
         "attacks": "List the attacks with their definitions and options.",
-        "conform": "Check everything that an installed package offers.",
         "list": "List the shipped readings and scenarios.",
     }.items()
 }

@@ -55,9 +55,6 @@ def main() -> None:
             *(programs / "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps"),
             *sources,
         )
-        for name in PLUGINS:
-            one.run(programs / "gridfed-sim", "conform", name)
-            one.step(f"{name} keeps the interface")
         table = compare(one, programs, SEEDS[0])
         one.succeed(f"{len(table)} runs of packages of one's own", minutes=5)
         for seed in SEEDS[1:]:

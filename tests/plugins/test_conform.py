@@ -1,25 +1,16 @@
-"""The conformance kit passes what keeps the interface, and names what breaks it."""
+"""Built-in and example entries keep the interface, and what breaks it is named."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-from functools import partial
-
 import pytest
 
-from aggregator.commands.main import main as aggregator
-from aggregator.extensions.conformance.checks import method_checks, rule_checks
 from aggregator.methods import METHODS
 from aggregator.rules import RULES
-from edge_sdk.errors import OK, RUNTIME, USAGE
-from edge_sdk.extensions.conformance.conformance import conformance
 from firmware_sim.attacks import ATTACKS
-from firmware_sim.commands import conform
-from firmware_sim.commands.main import main as sim
-from firmware_sim.conformance import attack_checks, device_checks
 from tests.plugins.conftest import offer
+from tests.plugins.device_checks import attack_checks, device_checks
+from tests.plugins.promises import conformance
+from tests.plugins.server_checks import method_checks, rule_checks
 
 
 def problems(checks):
@@ -49,40 +40,12 @@ def test_every_built_in_attack_conforms(name):
     assert problems(attack_checks(name)) == {}
 
 
-@pytest.mark.parametrize(
-    ("ends", "says"),
-    [
-        (
-            subprocess.CompletedProcess(
-                [], 1, "", "gridfed-sim: time limit of 5 s: 0 of 2 rounds closed\n"
-            ),
-            "2 rounds did not close within 5 s: does the server half close a round? (gridfed-sim: ",
-        ),
-        (subprocess.TimeoutExpired([], 65), "no result within 65 s"),
-        (
-            subprocess.CompletedProcess([], 2, "", "gridfed-sim: wrong"),
-            "exit code 2: gridfed-sim: ",
-        ),
-        (subprocess.CompletedProcess([], 0, '{"rounds": 1}', ""), "1 of 2 rounds"),
-    ],
-)
-def test_a_method_whose_fleet_does_not_end_fails_with_a_sentence(monkeypatch, ends, says):
-    def done(line, limit):
-        assert (line[-1], limit) == ("5", 65)
-        if isinstance(ends, Exception):
-            raise ends
-        return ends
-
-    monkeypatch.setattr(conform, "_done", done)
-    check = {"moves": partial(conform._fleet, "fedavg", {}, 5.0)}
-    (found,) = problems(check).values()
-    assert found.startswith(says)
-
-
-def test_a_method_of_neighbours_has_no_fleet():
-    (found,) = conformance("", {"moves": partial(conform._fleet, "dfl_sgd", {}, 5.0)})
-    assert "neighbours" in found.detail
-    assert found.status != "failed"
+def test_the_example_packages_conform(examples):
+    for name in ("fednova", "scaffold"):
+        assert problems(method_checks(name, {})) == {}
+        assert problems(device_checks(name)) == {}
+    assert problems(rule_checks("meamed", {})) == {}
+    assert problems(attack_checks("random_direction")) == {}
 
 
 RULE = """
@@ -214,35 +177,3 @@ def test_a_faulty_server_half_is_found(site, server, check):
 def test_a_faulty_device_half_is_found(site, device, check):
     faulty_half(site, device=device)
     assert any(check in name for name in problems(device_checks("odd")))
-
-
-def test_the_commands_print_a_result_of_every_check(examples, capsys, monkeypatch):
-    path = os.pathsep.join(filter(None, (str(examples), os.environ.get("PYTHONPATH", ""))))
-    monkeypatch.setenv("PYTHONPATH", path)
-    for package, entries in (
-        ("gridfed-fednova", {"gridfed.methods fednova, server", "gridfed.methods fednova, device"}),
-        ("gridfed-scaffold", {"gridfed.methods scaffold, server"}),
-        ("gridfed-meamed", {"gridfed.rules meamed, server", "gridfed.attacks random_direction"}),
-    ):
-        assert sim(["conform", package, "--no-fleet", "--json"]) == OK, capsys.readouterr()
-        found = json.loads(capsys.readouterr().out)
-        assert found["failed"] == 0
-        assert entries <= {one["entry"] for one in found["results"]}
-        assert all(one["status"] == "passed" for one in found["results"])
-
-
-def test_a_failed_check_is_the_commands_exit_code(site, capsys):
-    (site / "faulty_rule.py").write_text(
-        RULE.format(body="return RuleVerdict(rows.row(0)[:1])", withstands=False)
-    )
-    offer(site, "faulty", {"gridfed.rules": {"odd": "faulty_rule:RULE"}})
-    assert aggregator(["conform", "faulty"]) == RUNTIME
-    assert "failed       returns the row that all clients sent" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("package", "text"), [("absent", "no package"), ("numpy", "no entry points")]
-)
-def test_a_package_without_entry_points_is_refused(package, text, capsys):
-    assert aggregator(["conform", package]) == USAGE
-    assert text in capsys.readouterr().err

@@ -14,9 +14,9 @@ from aggregator.rules import RULES, BoundRule, Rows, TooFewRows, UnknownRuleErro
 from aggregator.rules.parameters import uniform
 from aggregator.store.state_codec import digest, flatten, rebuild
 from edge_sdk.app.schema import SchemaError
-from edge_sdk.extensions.conformance.conformance import Checks, NotCheckedError, require
 from edge_sdk.protocol.contract import method
 from edge_sdk.protocol.contract.parameter_layout import ParamSpec
+from tests.plugins.promises import Checks, NotCheckedError, require
 
 SPEC = ParamSpec.of([("body", (6,)), ("head", (2,))], ("body",))
 CLIENTS = ("ash", "birch", "elm", "fir", "oak")
@@ -39,7 +39,7 @@ def rule_checks(name: str, settings: Mapping[str, Any]) -> Checks:
     }
 
 
-def _rule(name: str, settings: Mapping[str, Any], **more: Any) -> BoundRule:  # noqa: ANN401
+def _rule(name: str, settings: Mapping[str, Any], **more: Any) -> BoundRule:
     try:
         return bind(name, **{**settings, **more})
     except UnknownRuleError as error:
@@ -170,7 +170,7 @@ def _half(name: str, settings: Mapping[str, Any]) -> method.Half[Any]:
     raise problem
 
 
-def _events(contract: method.Contract, course: Any, rng: np.random.Generator) -> method.Event:  # noqa: ANN401
+def _events(contract: method.Contract, course: Any, rng: np.random.Generator) -> method.Event:
     _, ask = method.answered(contract)
     client = str(rng.choice(CLIENTS))
     kind = rng.integers(10)
@@ -194,7 +194,7 @@ def _between(lowest: float, highest: float, rng: np.random.Generator) -> float:
 def _walk(
     half: method.Half[Any],
     contract: method.Contract,
-    state: Any,  # noqa: ANN401 - the half's own
+    state: Any,
 ) -> Iterator[tuple[Any, method.Event, Any, method.Effects]]:
     rng = np.random.default_rng(7)
     events: list[method.Event] = [method.Member(name, present=True) for name in CLIENTS]

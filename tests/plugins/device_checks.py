@@ -1,4 +1,4 @@
-"""Check that device halves, attacks and sources of other packages keep the interface's promises."""
+"""Check that device halves and attacks of other packages keep the interface's promises."""
 
 from __future__ import annotations
 
@@ -11,17 +11,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_sdk.errors import Failure
-from edge_sdk.extensions.conformance.conformance import Checks, NotCheckedError, require
 from edge_sdk.methods import METHODS
 from edge_sdk.methods.local_sgd import LocalSgd
 from edge_sdk.methods.training_context import Batch, Graph, TrainingContext, keyed
 from edge_sdk.protocol.contract import method
 from edge_sdk.protocol.contract.parameter_layout import ParamSpec
 from edge_sdk.shared_math.optim import sgd
-from edge_sdk.sources import SOURCES
 from firmware_sim.attacks import ATTACKS, bind
 from firmware_sim.attacks.attack_context import AttackContext, sendable
+from tests.plugins.promises import Checks, NotCheckedError, require
 
 SPEC = ParamSpec.of([("body", (6,)), ("head", (2,))], ("body",))
 DEVICE = "meter-1"
@@ -150,7 +148,7 @@ def _answers(name: str) -> None:
 def _resumes(name: str) -> None:
     half = _half(name)
 
-    def saved(state: Any) -> Any:  # noqa: ANN401 - the half's own
+    def saved(state: Any) -> Any:
         return type(state).from_arrays({key: a.copy() for key, a in state.arrays().items()})
 
     pairs = zip(_run(half, name), _run(_half(name), name, saved), strict=True)
@@ -235,23 +233,3 @@ def _vector(name: str) -> None:
 
 def _repeats(name: str) -> None:
     require(np.array_equal(_acted(name), _acted(name)), "a second call returned other bits")
-
-
-def source_checks(name: str) -> Checks:
-    """Return the checks of a source, by their property."""
-    return {
-        "is a function of its section": lambda: SOURCES[name],
-        "refuses an unknown key with a sentence": partial(_refuses, name),
-    }
-
-
-def _refuses(name: str) -> None:
-    try:
-        source = SOURCES[name]({"type": name, "no_such_key": 1})
-    except Failure:
-        return
-    names = [key for key in ("rejected", "streams", "__iter__") if not hasattr(source, key)]
-    require(
-        not names, f"accepted an unknown key, and returned an object without {', '.join(names)}"
-    )
-    require(condition=False, problem="accepted the unknown key no_such_key")

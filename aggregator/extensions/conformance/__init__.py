@@ -1,1 +1,0 @@
-"""Checks of the interface that rules and methods of other packages implement."""

@@ -1,1 +1,0 @@
-"""Check what other packages offer by entry points."""
