@@ -1,8 +1,4 @@
-"""Records and results of a sweep as files: each run with its inputs, tidy tables, a folder that MLflow reads.
-
-The layout of the folder is that of MLflow's ``FileStore``: a folder for each experiment, and in it a folder
-for each run with ``meta.yaml``, ``params``, ``metrics`` and ``tags``.
-"""
+"""Records and results of a sweep as files: each run with its inputs, and a tidy table."""
 
 from __future__ import annotations
 
@@ -47,101 +43,21 @@ def rows_of(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def write_tables(records: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
-    """Write ``results.csv``, and ``results.parquet`` where pyarrow is installed; return the files."""
-    rows = rows_of(records)
+def write_table(records: Sequence[Mapping[str, Any]], folder: Path) -> Path:
+    """Write ``results.csv``; return the file."""
     out = io.StringIO(newline="")
     table = csv.DictWriter(out, COLUMNS, lineterminator="\n")
     table.writeheader()
-    table.writerows(rows)
-    written = [folder / "results.csv"]
-    write_whole(written[0], out.getvalue().encode())
-    try:
-        import pyarrow as pa  # noqa: PLC0415 - an extra
-        from pyarrow import parquet  # noqa: PLC0415 - as above
-    except ImportError:
-        return written
-    columns = {name: [row[name] for row in rows] for name in COLUMNS}
-    data = pa.BufferOutputStream()
-    parquet.write_table(pa.table(columns), data)
-    written.append(folder / "results.parquet")
-    write_whole(written[1], data.getvalue().to_pybytes())
-    return written
+    table.writerows(rows_of(records))
+    path = folder / "results.csv"
+    write_whole(path, out.getvalue().encode())
+    return path
 
 
 def write_whole(path: Path, data: bytes) -> None:
     """Replace a file in one step; a killed process leaves the old file or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, data, 0o666)
-
-
-_FINISHED, _LOCAL = 3, 4  # MLflow's run status and source type
-_PARAMS = ("method", "rule", "encoding", "attack", "seed")
-
-
-def write_mlflow(records: Sequence[Mapping[str, Any]], folder: Path, experiment: str) -> Path:
-    """Write the runs as one experiment, existing ones again; return the folder to name to MLflow."""
-    store = folder / "mlflow"
-    number = str(int(hashlib.sha256(experiment.encode()).hexdigest()[:15], 16))
-    home = store / number
-    times = [int(1000 * record["began"]) for record in records] or [0]
-    meta = {
-        "artifact_location": home.absolute().as_uri(),
-        "creation_time": min(times),
-        "experiment_id": number,
-        "last_update_time": max(times),
-        "lifecycle_stage": "active",
-        "name": experiment,
-    }
-    write_whole(home / "meta.yaml", _yaml(meta))
-    for record in records:
-        _write_run(record, home, number)
-    return store
-
-
-def _write_run(record: Mapping[str, Any], home: Path, experiment: str) -> None:
-    run_id = hashlib.sha256(record["name"].encode()).hexdigest()[:32]
-    run, began = home / run_id, int(1000 * record["began"])
-    (run / "artifacts").mkdir(parents=True, exist_ok=True)
-    meta = {
-        "artifact_uri": (run / "artifacts").absolute().as_uri(),
-        "end_time": began + int(1000 * record["result"]["seconds"]),
-        "entry_point_name": "",
-        "experiment_id": experiment,
-        "lifecycle_stage": "active",
-        "run_id": run_id,
-        "run_name": record["name"],
-        "run_uuid": run_id,
-        "source_name": "",
-        "source_type": _LOCAL,
-        "source_version": "",
-        "start_time": began,
-        "status": _FINISHED,
-        "tags": [],
-        "user_id": "",
-    }
-    settings = {f"settings.{key}": value for key, value in record["cell"]["settings"].items()}
-    for key, value in {**{k: record["cell"][k] for k in _PARAMS}, **settings}.items():
-        write_whole(run / "params" / key, str(value).encode())
-    losses = [(row["round"], row["loss"]) for row in record["rounds"] if row["loss"] is not None]
-    _write_metric(run, "loss", began, losses)
-    for key in ("mae", "rmse"):
-        values = [error[key] for error in record["errors"].values()]
-        _write_metric(run, key, began, [(0, sum(values) / len(values))] if values else [])
-    write_whole(run / "tags" / "mlflow.runName", record["name"].encode())
-    write_whole(run / "tags" / "state", record["result"]["state"].encode())
-    write_whole(run / "artifacts" / "record.json", json.dumps(record, indent=1).encode())
-    write_whole(run / "meta.yaml", _yaml(meta))
-
-
-def _write_metric(run: Path, name: str, time: int, steps: Sequence[tuple[int, float]]) -> None:
-    if steps:
-        lines = (f"{time} {value!r} {step}\n" for step, value in steps)
-        write_whole(run / "metrics" / name, "".join(lines).encode())
-
-
-def _yaml(meta: Mapping[str, Any]) -> bytes:
-    return "".join(f"{key}: {json.dumps(value)}\n" for key, value in meta.items()).encode()
 
 
 FORMAT = 1  # version of the record's format

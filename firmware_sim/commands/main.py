@@ -31,7 +31,7 @@ COMMANDS = {
         "evaluate": "Compare forecasts on your own records, alone and as a fleet.",
         "benchmark": "Score forecasts on a public task, beside published models.",
         "fleet": "Run N devices, and print the cost of a device and of a round.",
-        "sweep": "Run methods, rules, attacks and seeds, with a record of each and a report.",
+        "sweep": "Run methods, rules, attacks and seeds, with a record of each.",
         "feeder": "Forecast two feeders of simulated homes from masked sums.",
         "meter": "Simulate one meter: P1 telegrams, Modbus registers.",
         "charger": "Simulate one charge point: OCPP 1.6 or 2.0.1.",

@@ -1,4 +1,4 @@
-"""Run methods, rules, attacks and seeds directly, and write records, tables and a report.
+"""Run methods, rules, attacks and seeds directly, and write records and a table.
 
 Every run has a record with its seeds, versions, digests and machine. A sweep that was interrupted
 continues in its folder: give the same options again.
@@ -16,8 +16,8 @@ from pathlib import Path
 from edge_sdk.app.cli import CommandResult
 from edge_sdk.app.settings import SettingsError
 from firmware_sim.bench.ray_runs import LOCAL, ray_cluster
-from firmware_sim.bench.report import HEAD, on_rises, summaries, write_report
-from firmware_sim.bench.results import write_mlflow, write_tables
+from firmware_sim.bench.report import HEAD, on_rises, summaries
+from firmware_sim.bench.results import write_table
 from firmware_sim.bench.sweep import CellExecutor, Sweep
 from firmware_sim.commands.run_options import add_run_options, chosen_scenario
 from firmware_sim.direct.fleet import refuse_unsupported
@@ -28,7 +28,7 @@ from firmware_sim.reports.progress_display import display
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of this subcommand."""
-    parser.add_argument("folder", type=Path, help="folder of records, tables and report")
+    parser.add_argument("folder", type=Path, help="folder of records and table")
     add_run_options(parser)
     words = "distribute the runs with Ray: on this machine, or on the cluster at the address"
     parser.add_argument("--ray", nargs="?", const=LOCAL, metavar="ADDRESS", help=words)
@@ -68,12 +68,7 @@ def run(args: Namespace) -> CommandResult:
             chosen, samples, seeds, args.folder, shown, limit=args.limit, executor=executor
         )
         records = sweep.run()
-    title = f"{chosen.devices} {chosen.samples}: methods, rules and attacks"
-    files = [
-        *write_report(records, args.folder, title=title, unit=samples.unit),
-        *write_tables(records, args.folder),
-        write_mlflow(records, args.folder, title),
-    ]
+    file = write_table(records, args.folder)
     found = summaries(records)
     rows = [HEAD, *(row.cells for row in found)]
     wide = [max(map(len, column)) + 2 for column in zip(*rows, strict=True)]
@@ -85,9 +80,9 @@ def run(args: Namespace) -> CommandResult:
         "runs": len(records),
         "resumed": sweep.resumed,
         "definition": records[0]["definition"],
-        "files": [str(path) for path in files],
+        "files": [str(file)],
         "rows": [dict(zip(HEAD, row, strict=True)) for row in rows[1:]],
     }
-    summary = f"{len(records)} runs, {sweep.resumed} of them done before; {files[0]}"
+    summary = f"{len(records)} runs, {sweep.resumed} of them done before; {file}"
     said = [on_rises(found), summary]
     return CommandResult(data, "\n".join([*lines, "", *filter(None, said)]))

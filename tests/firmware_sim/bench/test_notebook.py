@@ -32,4 +32,4 @@ def test_jupyter_runs_the_notebook(tmp_path):
     notebook = nbformat.read(tmp_path / NOTEBOOK.name, as_version=4)
     resources = {"metadata": {"path": str(tmp_path)}}
     nbclient.NotebookClient(notebook, timeout=300, resources=resources).execute()
-    assert (tmp_path / "sweep-results" / "report.html").is_file()
+    assert (tmp_path / "sweep-results" / "results.csv").is_file()
