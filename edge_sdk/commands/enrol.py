@@ -10,7 +10,6 @@ the new key, with a signature by the former one. A wiped device begins again und
 may be repeated after a power cut.
 
   gridfed-edge enrol meter.toml --otp WORD --ca sha256:DIGEST
-  gridfed-edge enrol meter.toml --claim claim.pem --ca ca.pem
   gridfed-edge enrol meter.toml --renew
   gridfed-edge enrol meter.toml
 """

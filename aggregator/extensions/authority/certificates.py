@@ -33,7 +33,7 @@ from edge_sdk.extensions.certificates.certificate_request import (
 from edge_sdk.extensions.tokens.pkcs11_uri import SCHEME
 
 Certificate = x509.Certificate
-Role = Literal["device", "aggregator", "broker", "est", "claim"]
+Role = Literal["device", "aggregator", "broker", "est"]
 SERVERS: Final = ("broker", "est")  # roles whose certificate names hosts
 PublicKey = ec.EllipticCurvePublicKey | ed25519.Ed25519PublicKey | rsa.RSAPublicKey
 PrivateKey = ec.EllipticCurvePrivateKey
@@ -47,7 +47,6 @@ _USES = {
     "aggregator": [ExtendedKeyUsageOID.CLIENT_AUTH],
     "broker": [ExtendedKeyUsageOID.SERVER_AUTH],
     "est": [ExtendedKeyUsageOID.SERVER_AUTH],
-    "claim": [ExtendedKeyUsageOID.CLIENT_AUTH],
 }
 
 
@@ -113,8 +112,7 @@ def issue(
 
     Args:
         name: Common name: a device's id, ``_agg``, or a broker's first host name.
-        role: Decides what the certificate may be used for: a device's cannot serve TLS. A claim's
-            is for one enrolment, and of an authority that no broker trusts.
+        role: Decides what the certificate may be used for: a device's cannot serve TLS.
         now: Present time, with a time zone.
         lifetime: Time that it is valid; it ends with the authority's certificate at the latest.
         hosts: Host names and addresses of a broker or an EST server.

@@ -39,9 +39,8 @@ class Credentials:
 
     serial: str = ""  # user name of HTTP Basic; empty without one
     password: str = ""  # password of HTTP Basic
-    # TLS client certificate, of this authority or of its claims; None without one
+    # TLS client certificate of this authority; None without one
     certificate: PresentedCertificate | None = None
-    is_claim: bool = False
     # SHA-256 of each authority that the client trusts, as it says
     trusted: frozenset[str] = frozenset()
 
@@ -74,7 +73,6 @@ def list_serials(
     record: Record,
     serials: Iterable[tuple[str, str, str]],
     until: datetime,
-    claims: dict[str, str] | None = None,
     *,
     now: datetime | None = None,
     who: str = "",
@@ -86,20 +84,15 @@ def list_serials(
     Args:
         serials: Serial, common name and labels of each device.
         until: Time at which the passwords expire.
-        claims: Serial number of the claim certificate by serial; such a device has no password.
         now: Present time, for the audit log; by default ``until``.
     """
     made = []
     with record.transaction():
         for serial, name, labels in serials:
-            claim = (claims or {}).get(serial, "")
-            salt, password = secrets.token_bytes(16), "" if claim else new_password()
-            digest = password_digest(salt, password) if password else b""
-            record.put_listed(
-                ListedSerial(serial, name, labels, salt, digest, claim, text_of(until))
-            )
-            kind = "claim certificate" if claim else "one-time password"
-            detail = f"{name}: {kind} until {text_of(until)}"
+            salt, password = secrets.token_bytes(16), new_password()
+            digest = password_digest(salt, password)
+            record.put_listed(ListedSerial(serial, name, labels, salt, digest, text_of(until)))
+            detail = f"{name}: one-time password until {text_of(until)}"
             record.add_act(text_of(now or until), who, "list serial", serial, detail)
             made.append((serial, name, password))
     return made
@@ -122,7 +115,7 @@ class EnrolmentAuthority:
         """
         request = _request(der, shown)
         _verify_identity(request, self.policy)
-        if shown.certificate is not None and not shown.is_claim:
+        if shown.certificate is not None:
             return self._renew(request, shown, now)
         record = self.record
         with record.transaction():
@@ -159,8 +152,6 @@ class EnrolmentAuthority:
         """
         request = _request(der, shown)
         _verify_identity(request, self.policy)
-        if shown.is_claim:
-            raise RefusedError("not a member", request.name)
         return self._renew(request, shown, now)
 
     def _renew(self, request: CertificateRequest, shown: Credentials, now: datetime) -> bytes:
@@ -259,11 +250,6 @@ def _verify_identity(request: CertificateRequest, policy: EnrolmentPolicy) -> No
 
 
 def _listed(record: Record, shown: Credentials, request: CertificateRequest) -> ListedSerial:
-    if shown.certificate is not None:
-        found = record.listed_claim(shown.certificate.serial)
-        if found is None:
-            raise RefusedError("unlisted serial", shown.certificate.name)
-        return found
     if not shown.serial:
         raise RefusedError("no credentials", request.name)
     found = record.listed(shown.serial)

@@ -65,10 +65,8 @@ def server_context(
             is_renewal=True,
             passphrase=passphrase,
         )
-    authority.claims_authority(folder, now, passphrase)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     load(context, folder / authority.CERTIFICATE, file, file.with_suffix(".key"))
-    context.load_verify_locations(cafile=folder / authority.CLAIMS)
     context.verify_mode = ssl.CERT_OPTIONAL
     context.verify_flags |= _NO_CHECK_TIME
     context.num_tickets = 0  # a device comes once in weeks
@@ -252,8 +250,7 @@ class _Handler(BaseHTTPRequestHandler):
                 found = presented(der)
             except CertificateError as error:
                 raise _BadRequestError(str(error)) from error
-            claims = self.server.service.is_claim(found.issuer)
-            return Credentials(certificate=found, is_claim=claims, trusted=trusted)
+            return Credentials(certificate=found, trusted=trusted)
         scheme, _, given = self.headers.get("Authorization", "").partition(" ")
         if scheme.lower() != "basic":
             return Credentials(trusted=trusted)

@@ -86,9 +86,6 @@ class EstService:
             return None
         return found
 
-    def is_claim(self, issuer: str) -> bool:
-        return issuer == authority.CLAIMS_NAME
-
     def answer(self, der: bytes, shown: Credentials, *, is_renewal: bool) -> bytes:
         """Return the certificate for a request, as PKCS #7 in DER."""
         return self._thread.submit(self._decide, is_renewal, der, shown).result()

@@ -39,8 +39,6 @@ from edge_sdk.errors import USAGE, Failure
 CERTIFICATE, KEY, REVOKED = "ca.pem", "ca.key", "revoked.pem"
 # while the authority is replaced: key and certificate of the next one, then the former certificate
 NEXT = "next.pem"
-# authority of claim certificates, which only the EST server accepts
-CLAIMS, CLAIMS_KEY, CLAIMS_NAME = "claims.pem", "claims.key", "gridfed claims"
 # validity of a list of revoked certificates, unless the operator chooses another one
 LIST_LIFETIME = timedelta(days=30)
 
@@ -77,8 +75,6 @@ def create(
         raise AuthorityError(
             f"{folder}: there is an authority here already", hint="choose another folder"
         )
-    if name == CLAIMS_NAME:
-        raise AuthorityError(f"ca init: {name!r} is the name of the authority of claims")
     try:
         key = x509.load_key(token.encode()) if token else x509.new_key()
         authority = x509.new_authority(name, key, now, lifetime)
@@ -270,19 +266,6 @@ def opened_authority(folder: Path, passphrase: bytes = b"") -> Iterator[tuple[Au
     authority = load_folder(folder, passphrase)
     with opened(folder) as record:
         yield authority, record
-
-
-def claims_authority(folder: Path, now: datetime, passphrase: bytes = b"") -> Authority:
-    """Return the authority of claim certificates, which is made at the first call."""
-    main = load_folder(folder, passphrase)
-    with locked(folder):
-        if not (folder / CLAIMS).exists():
-            key = x509.new_key()
-            until = validity(main.certificate)[1]
-            made = x509.new_authority(CLAIMS_NAME, key, now, until - now)
-            _write(folder / CLAIMS_KEY, x509.key_pem(key, passphrase), is_private=True)
-            _write(folder / CLAIMS, x509.pem_of(made.certificate))
-        return _loaded(folder, CLAIMS, CLAIMS_KEY, passphrase)
 
 
 def write_issued(path: Path, content: bytes, *, is_private: bool = False) -> None:

@@ -70,9 +70,8 @@ class ListedSerial:
     name: str  # common name of its certificate
     labels: str  # labels with which it is enrolled, ``name=value`` between commas
     salt: bytes
-    digest: bytes  # salted digest of its password; empty without one
-    claim: str  # serial number of its claim certificate; empty without one
-    until: str  # time at which password and claim expire, ISO 8601 in UTC
+    digest: bytes  # salted digest of its password
+    until: str  # time at which the password expires, ISO 8601 in UTC
     used: str = ""  # time of the enrolment; empty before
     used_key: str = ""  # SHA-256 of the TLS key that was enrolled; empty before
 
@@ -169,22 +168,16 @@ class Record:
         self._db.execute("UPDATE certificates SET revoked = ? WHERE serial = ?", (at, serial))
 
     def listed(self, serial: str) -> ListedSerial | None:
-        return self._listed("serial", serial)
-
-    def listed_claim(self, claim: str) -> ListedSerial | None:
-        return self._listed("claim", claim) if claim else None
-
-    def _listed(self, column: str, value: str) -> ListedSerial | None:
         row = self._db.execute(
-            "SELECT serial, name, labels, salt, digest, claim, until, used, used_key FROM listed"  # noqa: S608 - a name of this module
-            f" WHERE {column} = ?",
-            (value,),
+            "SELECT serial, name, labels, salt, digest, until, used, used_key FROM listed"
+            " WHERE serial = ?",
+            (serial,),
         ).fetchone()
         return None if row is None else ListedSerial(*row)
 
     def all_listed(self) -> list[ListedSerial]:
         rows = self._db.execute(
-            "SELECT serial, name, labels, salt, digest, claim, until, used, used_key FROM listed"
+            "SELECT serial, name, labels, salt, digest, until, used, used_key FROM listed"
             " ORDER BY serial"
         )
         return [ListedSerial(*row) for row in rows]
@@ -193,15 +186,16 @@ class Record:
         """List a serial, in place of an earlier entry of it or of its name."""
         self._db.execute("DELETE FROM listed WHERE serial = ? OR name = ?", (one.serial, one.name))
         self._db.execute(
-            "INSERT INTO listed VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO listed (serial, name, labels, salt, digest, until, used, used_key)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 *(one.serial, one.name, one.labels, one.salt, one.digest),
-                *(one.claim, one.until, one.used, one.used_key),
+                *(one.until, one.used, one.used_key),
             ),
         )
 
     def use(self, serial: str, at: str, key_digest: str) -> None:
-        """Mark password and claim of a serial as used."""
+        """Mark the password of a serial as used."""
         self._db.execute(
             "UPDATE listed SET used = ?, used_key = ? WHERE serial = ?", (at, key_digest, serial)
         )

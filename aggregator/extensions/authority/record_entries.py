@@ -14,7 +14,7 @@ class IssuedCertificate:
 
     serial: str
     name: str
-    role: str  # ``device``, ``aggregator``, ``broker``, ``est`` or ``claim``
+    role: str  # ``device``, ``aggregator``, ``broker`` or ``est``
     issued: str  # time of issue, ISO 8601 in UTC
     expires: str  # end of its validity, likewise
     revoked: str = ""  # time of its revocation, likewise; empty if it is not revoked

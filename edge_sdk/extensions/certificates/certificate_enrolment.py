@@ -102,9 +102,7 @@ class Enrolment:
             if not file.exists():
                 write_atomically(file, pem, 0o644)
 
-    def request(
-        self, *, is_renewal: bool, password: str = "", serial: str = "", claim: Path | None = None
-    ) -> IssuedToDevice:
+    def request(self, *, is_renewal: bool, password: str = "", serial: str = "") -> IssuedToDevice:
         """Request a certificate for a new key, and store both beside the present ones.
 
         A certificate that was received before a power cut is returned without a request.
@@ -125,7 +123,7 @@ class Enrolment:
             is_shared=ca_of(config).shared,
         )
         address = replace(self.address, earliest=self.earliest if is_renewal else None)
-        present = files.path if is_renewal and files.present() else claim
+        present = files.path if is_renewal and files.present() else None
         user = (serial or config.id) if password else ""
         answer = request_certificate(
             address,

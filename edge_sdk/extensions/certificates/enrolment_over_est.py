@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from pathlib import Path
 
 from edge_sdk.app.cli import CommandResult
 from edge_sdk.commands.enrol import enrol
@@ -15,14 +14,13 @@ from edge_sdk.session.identity import keys_for_request
 
 
 class EnrolmentOverEst:
-    """The enrolment with a one-time password, a claim certificate, or the certificate in use."""
+    """The enrolment with a one-time password or the certificate in use."""
 
     @staticmethod
     def add_arguments(parser: ArgumentParser) -> None:
         """Add the options of EST."""
         add = parser.add_argument
         add("--otp", default="", metavar="WORD", help="one-time password from the operator")
-        add("--claim", type=Path, metavar="PEM", help="claim certificate and key, instead of --otp")
         add("--serial", default="", help="serial number of this device (its id)")
         add("--est-url", default="", metavar="URL", help="EST server (ca.url of the configuration)")
         text = "authority of the EST server: a PEM file, or sha256: and its digest"
@@ -31,7 +29,7 @@ class EnrolmentOverEst:
 
     @staticmethod
     def is_wanted(args: Namespace) -> bool:
-        return bool(args.otp or args.claim or args.renew)
+        return bool(args.otp or args.renew)
 
     @staticmethod
     def run(args: Namespace, config: Config) -> CommandResult:
@@ -51,17 +49,15 @@ class EnrolmentOverEst:
             raise ConfigError(
                 f"enrol: EST server {url!r}: expected https://… in --est-url or ca.url"
             )
-        if sum(map(bool, (args.otp, args.claim, args.renew))) != 1:
-            raise ConfigError("enrol: expected one of --otp, --claim and --renew")
+        if args.otp and args.renew:
+            raise ConfigError("enrol: expected --otp or --renew")
         if config.broker.cert_file != config.broker.key_file:
             raise ConfigError("enrol: expected broker.cert_file and broker.key_file to be one file")
         found = enrol(config)
         signer, former = keys_for_request(config)
         enrolment = Enrolment(config, url, signer, former=former)
         enrolment.trust(args.ca)
-        issued = enrolment.request(
-            is_renewal=args.renew, password=args.otp, serial=args.serial, claim=args.claim
-        )
+        issued = enrolment.request(is_renewal=args.renew, password=args.otp, serial=args.serial)
         about_root = enrolment.fetch_root()
         enrolment.files.install()
         file, until = enrolment.files.path, day_of(issued.until)

@@ -10,7 +10,6 @@ gridfed-aggregator ca revoke meter-1 --folder ca               revoke, and write
 gridfed-aggregator ca crl --folder ca                          write revoked.pem again, before it expires
 gridfed-aggregator ca list --folder ca                         everything issued, with its state
 gridfed-aggregator ca passwords serials.csv --out words.csv    a one-time password for each serial
-gridfed-aggregator ca passwords serials.csv --claims --out claims    a claim certificate for each
 gridfed-aggregator ca serve --config aggregator.toml           enrol and renew over EST (RFC 7030)
 gridfed-aggregator ca status                                   listed, enrolled, waiting, refused
 gridfed-aggregator ca approve meter-1                          renew after the time of grace
@@ -59,9 +58,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     words = "issue: host name or address of a broker; may be repeated"
     add("--host", action="append", default=[], help=words)
     add("--csr", type=Path, help="issue: a request of the holder, who keeps the key")
-    words = "issue: folder of the files (FOLDER/issued); passwords: file, with --claims folder"
+    words = "issue: folder of the files (FOLDER/issued); passwords: file"
     add("--out", type=Path, help=words)
-    add("--claims", action="store_true", help="passwords: write claim certificates instead")
     add("--renew", action="store_true", help="issue: replace the files of a valid certificate")
     words = f"days of validity (init: {YEARS} years; issue: {DAYS}; revoke, crl, passwords: {LIST_DAYS})"
     add("--days", type=float, default=0.0, help=words)

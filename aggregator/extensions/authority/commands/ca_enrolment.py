@@ -35,7 +35,7 @@ from aggregator.operations.control_queue import ControlOrder, leave
 from aggregator.operations.run_setup import verified_announcement
 from aggregator.store.opener import exists, open_store
 from edge_sdk.app.cli import CommandResult, notify, start_logging, stop_signals
-from edge_sdk.app.permissions import make_private_folder, open_private
+from edge_sdk.app.permissions import open_private
 from edge_sdk.link.tls_files import qualified, unqualified
 from edge_sdk.protocol.messages import KeysMessage
 from edge_sdk.protocol.topics import is_device_id
@@ -62,46 +62,20 @@ def grace_of(args: Namespace) -> timedelta:
 
 
 def write_passwords(args: Namespace) -> CommandResult:
-    """List the serials of a CSV file, and write a one-time password or a claim for each."""
+    """List the serials of a CSV file, and write a one-time password for each."""
     if not args.name or args.out is None:
         raise AuthorityError("ca passwords: expected a CSV file of serials, and --out")
     folder, now = folder_of(args), _now()
     authority.require_authority(folder)
     serials = _serials(Path(args.name), args.fleet)
     lifetime = timedelta(days=args.days or PASSWORD_DAYS)
-    claims = _claims(args, folder, serials, now, lifetime) if args.claims else None
     with opened(folder) as record:
-        made = enrolment.list_serials(
-            record, serials, now + lifetime, claims, now=now, who=login_name()
-        )
-    if args.claims:
-        where = f"{args.out}: {len(made)} claim certificates with their keys, one for each serial"
-    else:
-        with open_private(args.out, newline="") as file:
-            csv.writer(file, lineterminator="\n").writerows([("serial", "id", "password"), *made])
-        where = f"{args.out}: {len(made)} one-time passwords; only their salted digests are stored"
+        made = enrolment.list_serials(record, serials, now + lifetime, now=now, who=login_name())
+    with open_private(args.out, newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows([("serial", "id", "password"), *made])
+    where = f"{args.out}: {len(made)} one-time passwords; only their salted digests are stored"
     text = f"{where}\nvalid until {now + lifetime:%Y-%m-%d}, each for one enrolment"
     return CommandResult({"listed": len(made), "out": str(args.out)}, text)
-
-
-def _claims(
-    args: Namespace,
-    folder: Path,
-    serials: list[tuple[str, str, str]],
-    now: datetime,
-    lifetime: timedelta,
-) -> dict[str, str]:
-    passphrase = _passphrase(args)
-    signer = authority.claims_authority(folder, now, passphrase)
-    make_private_folder(args.out)
-    found = {}
-    for serial, name, _ in serials:
-        key = x509.new_key()
-        made = x509.issue(signer, name, "claim", key.public_key(), now=now, lifetime=lifetime)
-        content = x509.key_pem(key) + x509.pem_of(made)
-        authority.write_issued(args.out / f"{serial}.pem", content, is_private=True)
-        found[serial] = f"{made.serial_number:x}"
-    return found
 
 
 def _serials(path: Path, fleet: str) -> list[tuple[str, str, str]]:

@@ -164,30 +164,6 @@ def test_an_identity_is_proved_and_is_one_device(folder):
     assert refusals(folder) == {"identity in use": 1, "identity not proved": 1}
 
 
-def test_a_claim_certificate_enrols_its_device_once_and_no_broker_trusts_it(folder, tmp_path):
-    from aggregator.commands.main import main  # noqa: PLC0415
-
-    (tmp_path / "serials.csv").write_text("serial\nmeter-1\nmeter-2\n")
-    words = ("ca", "passwords", str(tmp_path / "serials.csv"), "--claims", "--folder", str(folder))
-    assert main([*words, "--out", str(tmp_path / "claims")]) == 0
-    claim = tmp_path / "claims" / "meter-1.pem"
-    with serving(folder) as server:
-        where = address(server, folder)
-        device = Device("meter-1")
-        how = {"is_renewal": False, "certificate": claim}
-        with pytest.raises(EstError, match="foreign common name"):
-            request_certificate(where, Device("meter-2").request(), **how)
-        request_certificate(where, device.request(), **how)
-        with pytest.raises(EstError, match="used twice"):
-            request_certificate(where, Device("meter-1").request(), **how)
-        with pytest.raises(EstError, match="not a member"):
-            request_certificate(where, device.request(), is_renewal=True, certificate=claim)
-    found = reader.load_pem_x509_certificates(claim.read_bytes())[0]
-    trusted = reader.load_pem_x509_certificate((folder / "ca.pem").read_bytes())
-    with pytest.raises(Exception, match=r".*"):
-        found.verify_directly_issued_by(trusted)
-
-
 def test_a_certificate_of_a_forged_authority_ends_the_handshake_and_is_counted(folder, tmp_path):
     forged = made_authority(tmp_path / "forged", datetime.now(UTC))
     files = authority.issue(forged, "meter-1", "device", datetime.now(UTC), DAY)
