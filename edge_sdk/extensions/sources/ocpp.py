@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,12 +31,10 @@ from edge_sdk.extensions.sources.ocpp_totals import (
     trim,
 )
 from edge_sdk.extensions.sources.ocpp_values import (
-    BASE,
     BEGIN,
     END,
     LOCATIONS,
     REGISTER,
-    SIGNED,
     MeterValue,
     is_same,
     moment,
@@ -50,9 +48,6 @@ from edge_sdk.extensions.sources.slot_sums import EVENTS
 _SESSION = "session.energy"
 _REPEATS = 4096  # recent values kept to detect repeats
 
-Verify = Callable[[str], list[SourceSample]]
-"""Verifies a signed reading and returns its samples; raises ``Rejected``."""
-
 
 @dataclass(slots=True)
 class OcppDecoder:
@@ -65,7 +60,6 @@ class OcppDecoder:
     [('Energy.Active.Import.Register', 1500.0, 'Wh', 'CP1/2')]
     """
 
-    verify: Verify | None = None  # verifier of signed readings; None ignores them
     # values that are not used, by name and reason, as ``tally`` counts them
     unused: Counter[str] = field(default_factory=Counter)
     _starting: OrderedDict[str, tuple[str, MeterValue | None]] = field(default_factory=OrderedDict)
@@ -222,23 +216,11 @@ class OcppDecoder:
     def _parsed(self, at: float, raw: Mapping[str, Any]) -> Iterator[MeterValue]:
         signed, is_signed = raw.get("signedMeterValue"), raw.get("format") == "SignedData"
         if is_signed or isinstance(signed, dict):
-            yield from self._signed(raw, signed)
+            tally(self.unused, "signed reading", "signed values are not read")
         if not is_signed:
             value = parsed(at, raw, self.unused)
             if value is not None:
                 yield value
-
-    def _signed(self, raw: Mapping[str, Any], signed: object) -> Iterator[MeterValue]:
-        if self.verify is None:
-            tally(self.unused, "signed reading", "ocmf_key is not set")
-            return
-        text = signed.get("signedMeterData") if isinstance(signed, dict) else raw.get("value")
-        if not isinstance(text, str):
-            raise Rejected("not OCMF")
-        for one in self.verify(text):
-            unit, factor = BASE.get(one.unit, (one.unit, 1.0))
-            wh = one.value * factor
-            yield MeterValue(one.time, one.name, SIGNED, LOCATIONS[0], "", wh, unit)
 
     def _is_old_begin(self, one: MeterValue, transaction: str) -> bool:
         """Return whether a value of a transaction's beginning is repeated under a later time."""

@@ -26,10 +26,10 @@ class OcppSection(LiveSection):
     ca_file: str = ""  # authority that signed the back office's certificate
     cert_file: str = ""  # certificate of the tap, for chargers that use TLS
     key_file: str = ""  # private key of that certificate
-    ocmf_key: str = ""  # public key of the meter: signed readings are then verified
     renamed: ClassVar[Mapping[str, str]] = {
         **LiveSection.renamed,
         "office": "csms",
+        "ocmf_key": "removed: the values that the charger sends beside its signed ones are read",
     }
 
 
@@ -41,12 +41,8 @@ def _feed(section: OcppSection) -> FramedLink:
     return SpoolReader(Path(section.spool), "ocpp")
 
 
-def _decoder(section: OcppSection) -> Decoder:
-    if not section.ocmf_key:
-        return OcppDecoder()
-    from edge_sdk.extensions.sources.ocmf import verifier  # noqa: PLC0415 - cryptography
-
-    return OcppDecoder(verifier(Path(section.ocmf_key)))
+def _decoder(_section: OcppSection) -> Decoder:
+    return OcppDecoder()
 
 
 OCPP = Interface("ocpp", OcppSection, _feed, _decoder, is_retold=True)

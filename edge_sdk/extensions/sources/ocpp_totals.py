@@ -15,11 +15,10 @@ from edge_sdk.extensions.sources.ocpp_values import (
     END,
     LOCATIONS,
     PHASES,
-    SIGNED,
     MeterValue,
 )
 
-OF_TRANSACTION = frozenset({BEGIN, END, SIGNED})
+OF_TRANSACTION = frozenset({BEGIN, END})
 """Contexts of the registers at the ends of a transaction."""
 
 _KEPT = 256  # transactions, series and sockets whose state is kept

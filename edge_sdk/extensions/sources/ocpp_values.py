@@ -19,11 +19,8 @@ _READ = frozenset(
     }
 )
 BEGIN, END, CLOCK = "Transaction.Begin", "Transaction.End", "Sample.Clock"
-SIGNED = "Signed"
-"""Context of a verified reading: it has a time of its own, whatever message repeats it."""
-
 _CONTEXTS = (
-    *(SIGNED, CLOCK, "Sample.Periodic", END, "Trigger", "Other"),
+    *(CLOCK, "Sample.Periodic", END, "Trigger", "Other"),
     *("Interruption.End", "Interruption.Begin", BEGIN),
 )
 """Contexts in order of preference, where one moment has several: a charger may repeat the register

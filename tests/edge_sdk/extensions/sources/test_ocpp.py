@@ -24,7 +24,6 @@ from hypothesis import strategies as st
 
 from edge_sdk.errors import ConfigError
 from edge_sdk.extensions.sources.base import RawFrame, Rejected
-from edge_sdk.extensions.sources.ocmf import verifier
 from edge_sdk.extensions.sources.ocpp import OcppDecoder
 from edge_sdk.extensions.sources.ocpp_proxy import BackOffice, ConversationListener, OcppProxy
 from edge_sdk.extensions.sources.ocpp_redaction import ConversationLog
@@ -71,7 +70,7 @@ UNUSED = [
     ({"value": "1", "phase": "N"}, f"{REGISTER} Outlet N: not mapped"),
     ({"value": "1", "location": "Moon"}, f"{REGISTER} Moon: not mapped"),
     ({"value": "1", "unitOfMeasure": {"multiplier": 99}}, f"{REGISTER}: bad multiplier"),
-    ({"value": "AA==", "format": "SignedData"}, "signed reading: ocmf_key is not set"),
+    ({"value": "AA==", "format": "SignedData"}, "signed reading: signed values are not read"),
     *(
         ({"value": value, "measurand": POWER}, f"{POWER}: bad value")
         for value in ["NaN", "inf", "1e9", "", "0x10", None, True, [], float("nan")]
@@ -786,64 +785,3 @@ def test_the_folder_stays_within_its_size_limit(tmp_path):
         assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= (1 << 20) + 4096
         assert feed.sample()[-1].at == 4999.0
         assert caught_up(feed)[-1].at == 4999.0
-
-
-# --- signed readings --------------------------------------------------------------------------
-
-
-@pytest.fixture
-def meter(tmp_path):
-    key = ec.generate_private_key(ec.SECP256R1())
-    path = tmp_path / "meter.pub"
-    form = serialization.PublicFormat.SubjectPublicKeyInfo
-    path.write_bytes(key.public_key().public_bytes(serialization.Encoding.PEM, form))
-
-    def sign(value="2935.6", **more):
-        row = {"TM": "2024-05-14T14:00:00,000+0200 S", "RV": float(value), "RI": "1-b:1.8.0"}
-        said = json.dumps({"FV": "1.0", "RD": [row | {"RU": "kWh", "ST": "G"} | more]})
-        seal = key.sign(said.encode(), ec.ECDSA(hashes.SHA256())).hex()
-        return f'OCMF|{said}|{{"SD": "{seal}"}}'
-
-    return path, sign
-
-
-def test_a_signed_reading_is_verified_and_read(meter):
-    path, sign = meter
-    (sample,) = verifier(path)(sign())
-    assert (sample.value, sample.unit, sample.time) == (2935.6, "kWh", TIME)
-
-
-@pytest.mark.parametrize(
-    ("spoil", "reason"),
-    [
-        (lambda text: text.replace("2935.6", "2935.7"), "forged signature"),
-        (lambda text: text.replace('"SD"', '"SX"'), "forged signature"),
-        (lambda text: text.replace("OCMF", "OCMG"), "not OCMF"),
-        (
-            lambda text: text.replace('{"SD"', '{"SA": "ECDSA-secp384r1-SHA256", "SD"'),
-            "another signature scheme",
-        ),
-        (lambda _: "OCMF|x|y", "not OCMF"),
-    ],
-)
-def test_a_reading_without_a_valid_signature_of_this_meter_is_refused(meter, spoil, reason):
-    path, sign = meter
-    with pytest.raises(Rejected, match=reason):
-        verifier(path)(spoil(sign()))
-
-
-def test_a_message_with_a_forged_reading_is_refused_entirely(meter):
-    path, sign = meter
-    sockets = OcppDecoder(verifier(path))
-    row = {"value": sign(), "format": "SignedData"}
-    assert [s.value for s in sockets(note("MeterValues", values(row)))] == [2_935_600.0]
-    forged = {"value": sign().replace("2935", "1935"), "format": "SignedData"}
-    with pytest.raises(Rejected, match="forged signature"):
-        sockets(note("MeterValues", values({"value": "1"}, forged)))
-
-
-def test_an_invalid_meter_key_is_a_configuration_error(tmp_path):
-    path = tmp_path / "key"
-    path.write_text("00ff")
-    with pytest.raises(ConfigError):
-        verifier(path)
