@@ -307,7 +307,7 @@ def test_the_tutorial_works_as_written(walk, tmp_path, capsys):
         if "--rolling" in one.words:
             exec(next(codes), {})
     assert re.search(
-        r"model \d\.\d\d kWh, same as the last hour \d\.\d\d kWh", capsys.readouterr().out
+        r"model \d\.\d\d kWh, same as the day before \d\.\d\d kWh", capsys.readouterr().out
     )
     walk.leave()
 
