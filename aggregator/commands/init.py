@@ -44,7 +44,7 @@ method = "analytic"             # five rounds, each the exact sum of all devices
 """
 ROBUST = """\
 bundle = "{bundle}"
-method = "fedadam"              # docs/choosing.md compares the methods
+method = "fedadam"              # docs/methods.md compares the methods
 rule = {rule}    # tolerates a minority of hostile devices: docs/rules.md
 """
 
