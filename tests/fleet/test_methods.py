@@ -20,7 +20,7 @@ SYNCHRONOUS = {
     "udp": {"update_clip_norm": 0.5, "crd": True},
 }
 RECURRENT = {"fedgru": "load-gru", "fedntp": "load-lstm-week"}
-BUFFER = {"fedasync": 1, "fedbuff": 2}
+BUFFER = {"fedasync": 1, "fedbuff": 2, "cached": 2}
 ROUNDS = 4
 
 
