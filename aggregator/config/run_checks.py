@@ -26,7 +26,7 @@ def bound_rule(config: AggregatorConfig, rounds: Rounds, rule_rows: int | None =
     """Return the rule of a run, checked against its rounds and its memory.
 
     Args:
-        rule_rows: Fewest rows that the method gives to the rule; None if they are a round's updates.
+        rule_rows: Fewest rows that the method gives to the rule; 0 if they are a round's updates.
 
     Raises:
         SettingsError: A value is refused; the message names the file and the key.
@@ -44,12 +44,10 @@ def bound_rule(config: AggregatorConfig, rounds: Rounds, rule_rows: int | None =
     return rule
 
 
-def _check_faulty(
-    config: AggregatorConfig, rule: BoundRule, rounds: Rounds, rule_rows: int | None
-) -> None:
+def _check_faulty(config: AggregatorConfig, rule: BoundRule, rounds: Rounds, own: int) -> None:
     """Check that the rule tolerates ``f`` Byzantine updates, and that they set no weights."""
-    f, rows = rule.f, rule_rows or rounds.enough
-    where = "(run.settings.min_rows)" if rule_rows else "(run.quorum, run.min_updates)"
+    f, rows = rule.f, own or rounds.enough
+    where = "(run.settings.min_rows)" if own else "(run.quorum, run.min_updates)"
     if f and not rule.withstands:
         why = f"{rule.name!r} tolerates no Byzantine update; use another rule, or norm_clipping before it"
         raise wrong(config, "run.rule.f", why)

@@ -204,6 +204,19 @@ class TestUnlearning:
         )
         assert state.w.tobytes() == never.w.tobytes()
 
+    def test_after_a_run_of_one_pass_the_model_has_the_bits_of_a_fleet_without_the_device(self):
+        """With the bundle's constants no statistic depends on the others' devices."""
+        manifest = bundle(standardised=True)[0]
+        said = [(name, statistic(i)) for i, name in enumerate(NAMES)]
+        models = []
+        for names in ("abc", "ac"):
+            half = server(quorum=len(names), passes=1, manifest=manifest)
+            state, _ = half.apply(half.init(FIRST), OPEN)
+            state, _ = fed(half, state, [one for one in said if one[0] in names])
+            assert not state.is_open
+            models += [state.w.tobytes(), half.apply(state, Unlearned("b"))[0].w.tobytes()]
+        assert models[0] != models[1] == models[2] == models[3]
+
     def test_unlearning_after_the_run_announces_a_new_solution(self):
         half = server(passes=1)
         state, _ = fed(half, begun(half), [(n, statistic(i)) for i, n in enumerate(NAMES)])

@@ -75,7 +75,7 @@ def export_lines(store: Store, fleet: str, run: int, signer: Signer) -> Iterator
     note = signed_note.signed(checkpoint(fleet, run, size, root), signer).text
     yield json.dumps({"format": FORMAT, "fleet": fleet, "run": run, "note": note})
     for leaf in log.leaves(run, 0, size):
-        yield json.dumps(_row(leaf))
+        yield json.dumps(leaf_fields(leaf))
 
 
 def verified(lines: Iterable[str], public: Sequence[bytes]) -> VerifiedLog:
@@ -96,7 +96,7 @@ def verified(lines: Iterable[str], public: Sequence[bytes]) -> VerifiedLog:
     edge_sdk.errors.Refused: MALFORMED: line 1: expected fleet, format, note, run
     """
     rows = enumerate(lines, 1)
-    header = _read(*next(rows, (1, "")), _HEADER)
+    header = read_row(*next(rows, (1, "")), _HEADER)
     if header["format"] != FORMAT:
         raise Refused(Reason.MALFORMED, f"format {header['format']!r}, expected {FORMAT!r}")
     try:
@@ -111,8 +111,10 @@ def verified(lines: Iterable[str], public: Sequence[bytes]) -> VerifiedLog:
     nodes: dict[tuple[int, int], bytes] = {}
     count = 0
     for number, line in rows:
-        leaf = _leaf(number, line, header["run"], count)
-        found = merkle_tree.completed(count, leaf, lambda level, place: nodes[level, place])
+        index, leaf = read_leaf(number, line, header["run"])
+        if index != count:
+            raise Refused(Reason.MALFORMED, f"line {number}: leaf {index}, expected {count}")
+        found = merkle_tree.completed(count, leaf.hash, lambda level, place: nodes[level, place])
         nodes.update({(level, place): value for level, place, value in found})
         count += 1
     log = VerifiedLog(note, count, nodes, tuple(public))
@@ -122,7 +124,8 @@ def verified(lines: Iterable[str], public: Sequence[bytes]) -> VerifiedLog:
     return log
 
 
-def _row(leaf: LogLeaf) -> dict[str, Any]:
+def leaf_fields(leaf: LogLeaf) -> dict[str, Any]:
+    """Return the fields of a leaf's line."""
     found = LoggedModel.parse(leaf.data)
     return {
         "leaf": leaf.index, "time": leaf.time, "round": found.round, "version": found.version,
@@ -131,13 +134,12 @@ def _row(leaf: LogLeaf) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _leaf(number: int, line: str, run: int, index: int) -> bytes:
-    row = _read(number, line, _LEAF)
-    if row["leaf"] != index:
-        raise Refused(Reason.MALFORMED, f"line {number}: leaf {row['leaf']}, expected {index}")
+def read_leaf(number: int, line: str, run: int) -> tuple[int, LoggedModel]:
+    """Return the number of the leaf in a line, and its content; raise Refused for any other line."""
+    row = read_row(number, line, _LEAF)
     counts = [row[name] for name in ("round", "version", "serial")]
     digests = [_digest(number, row[name]) for name in ("digest", "bundle", "terms")]
-    return LoggedModel(run, *counts, *digests).hash
+    return row["leaf"], LoggedModel(run, *counts, *digests)
 
 
 def _digest(number: int, text: str) -> bytes:
@@ -150,7 +152,7 @@ def _digest(number: int, text: str) -> bytes:
     return raw
 
 
-def _read(number: int, line: str, wanted: dict[str, type]) -> dict[str, Any]:
+def read_row(number: int, line: str, wanted: dict[str, type]) -> dict[str, Any]:
     """Return the object in a line, which has exactly the wanted fields; numbers are below 2**63."""
     try:
         found = json.loads(line) if len(line) <= LINE_LIMIT else None
