@@ -20,7 +20,13 @@ from aggregator.commands.arguments import add_config
 from aggregator.config import AggregatorConfig, BoundRun, bind, load_with_origins, settings_of
 from aggregator.methods import METHODS
 from aggregator.operations.link_projection import LinkProjection, projection_of, refuse_excess
-from aggregator.operations.operator_alerts import horizon_of, refuse_expired, rows, warnings_of
+from aggregator.operations.operator_alerts import (
+    facts_of,
+    horizon_of,
+    refuse_expired,
+    rows,
+    warnings_of,
+)
 from edge_sdk.app.cli import CommandResult
 from edge_sdk.app.clock import SystemClock
 from edge_sdk.app.settings import shown
@@ -39,7 +45,7 @@ def run(args: Namespace) -> CommandResult:
     projections = [projection_of(one) for one in (bound, *further)]
     for one, projection in zip((bound, *further), projections, strict=True):
         refuse_excess(one, projection)
-    facts = _facts(bound, projections[0])
+    facts = _facts(bound, projections[0]) | facts_of(loaded.value)
     others = {
         one.config.run.name or "run": _facts(one, projection)
         for one, projection in zip(further, projections[1:], strict=True)

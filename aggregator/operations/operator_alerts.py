@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -191,9 +191,19 @@ def rows(found: Iterable[TlsFileState], now: float, horizon: float) -> list[dict
 
 def warnings_of(config: AggregatorConfig) -> list[str]:
     """Return the warnings of extensions to the operator."""
-    entries = config.index.configured(config.tables)
-    loaded = [warn for one in entries if (warn := one.load("warnings")) is not None]
-    return [text for warn in loaded for text in warn(config) if text]
+    return [text for found in _said(config, "warnings") for text in found if text]
+
+
+def facts_of(config: AggregatorConfig) -> dict[str, str]:
+    """Return what extensions add to the facts of a check."""
+    return {name: text for found in _said(config, "facts") for name, text in found.items()}
+
+
+def _said(config: AggregatorConfig, key: str) -> Iterator[Any]:
+    """Yield what the functions return that the rows of configured extensions name."""
+    for entry in config.index.configured(config.tables):
+        if (function := entry.load(key)) is not None:
+            yield function(config)
 
 
 def offline(config: AggregatorConfig) -> list[dict[str, Any]]:

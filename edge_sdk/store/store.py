@@ -205,8 +205,8 @@ class DeviceStore:
             write_numbers(db, numbers)
             write_charges(db, charges)
 
-    def save_answer(self, name: str, content: bytes, charge: PrivacyCharge) -> None:
-        """Save a noisy answer under a name, and its charge, in one transaction.
+    def save_answer(self, name: str, content: bytes, charge: PrivacyCharge, **values: int) -> None:
+        """Save a noisy answer under a name, its charge, and integers, in one transaction.
 
         Raises:
             StoreFull: No space; nothing changed.
@@ -216,6 +216,7 @@ class DeviceStore:
                 self.second_count.reserve(self.count_charges(), 0, (charge,))
             db.execute("INSERT OR REPLACE INTO papers VALUES (?, ?)", (name, content))
             write_charges(db, [charge])
+            write_facts(db, values)
 
     def noised(self) -> dict[tuple[str, int], float]:
         rows = self._db.execute("SELECT stream, slot, value FROM noised")

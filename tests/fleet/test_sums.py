@@ -286,6 +286,14 @@ def test_contracts_of_few_devices_are_refused_unless_few_is_set(world, tmp_path,
     assert "least: a sum of 3 devices hides little" in capsys.readouterr().err
 
 
+def test_a_check_shows_the_loss_of_a_year_where_noise_is_on(world, tmp_path, capsys):
+    feeders = Feeders(world, tmp_path, capsys, CONTRACT + "noise = 2000.0\n")
+    found = feeders.data(cli.main, ["check", str(feeders.world.config), "--json"])
+    assert "sums.contract feeder-history" not in found
+    shown = found["sums.contract feeder-tomorrow"]
+    assert shown == "epsilon 0.425 a sum, 12.2 for 365 sums of a year, delta 1e-05"
+
+
 def test_newer_contracts_of_a_running_daemon_are_followed_and_older_ones_refused(feeders):
     feeders.start()
     before = feeders.world.clients[1].status()["sums"]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from edge_sdk.app.schema import Between, Length, Matches
 from edge_sdk.app.settings import Duration, seconds
@@ -14,7 +15,13 @@ from edge_sdk.extensions.sums.messages import (
     Name,
     SumContract,
 )
+from edge_sdk.privacy.noise import epsilon_of
 
+if TYPE_CHECKING:
+    from aggregator.config import AggregatorConfig
+
+DELTA = 1e-5
+YEAR = 365 * 86_400_000  # ms
 LEAST = 8
 """Devices below which a contract is refused unless ``sums.few`` is true."""
 
@@ -39,6 +46,9 @@ class ContractSection:
     due: Duration = "30h"  # time after a period's begin at which it is closed
     least: Annotated[int, Between(2, DEVICES_LIMIT)] = 20  # devices without which no sum is opened
     cohort: str = ""  # label by whose value devices are added up; empty: all together
+    norm: Annotated[float, Between(0.0, 1e30)] = 0.0  # a longer vector is shortened to it; 0: none
+    # standard deviation of the noise that the devices add together, in unit; 0: none
+    noise: Annotated[float, Between(0.0, 1e30)] = 0.0
 
     def terms(self, witness: bytes) -> SumContract:
         """Return the contract; raise ValueError if it could overflow or has no whole step.
@@ -64,6 +74,8 @@ class ContractSection:
             witness,
             offset,
             self.cohort,
+            self.norm,
+            self.noise,
         )
 
 
@@ -98,3 +110,21 @@ class SumsSection:
     def contracts(self) -> tuple[SumContract, ...]:
         """Return the contracts that the root is to sign."""
         return tuple(one.terms(bytes.fromhex(self.witness_open)) for one in self.contract)
+
+
+def year_of_noise(config: AggregatorConfig) -> dict[str, str]:
+    """Return for ``check`` what all sums of a year reveal of one device, by contract with noise.
+
+    It is the ε of all that the device can have sent, at a δ of 10⁻⁵.
+    """
+    found = {}
+    for one in config.section("sums").contracts():
+        if one.Noise:
+            sums = math.ceil(YEAR / one.period)
+            loss = epsilon_of(one.multiplier / math.sqrt(sums), DELTA)
+            once = epsilon_of(one.multiplier, DELTA)
+            text = (
+                f"epsilon {once:.3g} a sum, {loss:.3g} for {sums} sums of a year, delta {DELTA:g}"
+            )
+            found[f"sums.contract {one.name}"] = text
+    return found

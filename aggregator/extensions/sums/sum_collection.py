@@ -49,7 +49,7 @@ from edge_sdk.extensions.sums.masked_sum import (
 )
 from edge_sdk.extensions.sums.messages import SumMessage, SumReceiptMessage, SumsMessage
 from edge_sdk.protocol import topics
-from edge_sdk.protocol.codec import decode
+from edge_sdk.protocol.codec import decode, encode
 from edge_sdk.protocol.envelope import Sealed, unproved
 from edge_sdk.protocol.keys import verify, write_atomically
 
@@ -67,10 +67,9 @@ def announced_contracts(store: Store, fleet: str) -> tuple[FollowedContract, ...
     payload = store.announcements.get(topics.common(fleet, SumsMessage.kind))
     if not payload:
         return ()
-    message = decode(SumsMessage, unproved(payload))
-    found = contracts_of(message)
-    for one, body in zip(found, message.contracts, strict=True):
-        store.table(SumTable).add_contract(one, body)
+    found = contracts_of(decode(SumsMessage, unproved(payload)))
+    for one in found:
+        store.table(SumTable).add_contract(one, encode(one.terms))
     return found
 
 

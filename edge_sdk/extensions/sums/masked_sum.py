@@ -8,20 +8,26 @@ the sum of all k. No sum of 2^20 devices reaches 2^63, so it never wraps around.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+import logging
+import os
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_sdk.app.cli import fields
 from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.errors import Reason, Refused
 from edge_sdk.extensions.sums.messages import SumContract, SumMessage, SumsMessage
 from edge_sdk.extensions.sums.seed import ExchangeKey, mask_of, new_seed
+from edge_sdk.privacy.mechanism import Entropy
 from edge_sdk.protocol.codec import decode, encode
 from edge_sdk.protocol.keys import Signer
 
 Integers = NDArray[np.uint64]
 Floats = NDArray[np.float64]
+
+logger = logging.getLogger(__name__)
 
 _WORD = np.dtype("<u8")
 
@@ -52,16 +58,26 @@ class FollowedContract:
 
 
 def contracts_of(announced: SumsMessage) -> tuple[FollowedContract, ...]:
-    """Return the contracts of an announcement.
+    """Return the contracts of an announcement, without those with a key that must be understood and is not.
 
     Raises:
         Refused: MALFORMED: one cannot be read, or two have one name or one source.
     """
-    found = tuple(map(FollowedContract.read, announced.contracts))
+    found = tuple(_readable(announced.contracts))
     for values in ({one.terms.name for one in found}, {one.terms.source for one in found}):
         if len(values) < len(found):
             raise Refused(Reason.MALFORMED, "two contracts of one name or one source")
     return found
+
+
+def _readable(bodies: Iterable[bytes]) -> Iterator[FollowedContract]:
+    for body in bodies:
+        try:
+            yield FollowedContract.read(body)
+        except Refused as refused:
+            if refused.reason != Reason.UNKNOWN_FIELD:
+                raise
+            logger.warning("sum contract declined %s", fields(why=refused))
 
 
 def rounded(values: Floats, terms: SumContract) -> Integers:
@@ -81,8 +97,28 @@ def rounded(values: Floats, terms: SumContract) -> Integers:
     if values.shape != (terms.length,) or not np.isfinite(values).all():
         raise ValueError(f"expected {terms.length} finite numbers, got shape {values.shape}")
     clipped = np.clip(values, terms.lowest, terms.highest)
+    if terms.Norm:
+        clipped *= min(1.0, terms.Norm / max(float(np.linalg.norm(clipped)), terms.Norm))
     steps = np.rint((clipped - terms.lowest) / terms.resolution)
     return np.minimum(steps, terms.levels).astype(np.uint64)
+
+
+def noised(steps: Integers, terms: SumContract, entropy: Entropy = os.urandom) -> Integers:
+    """Return rounded numbers with a device's part of the contract's noise, modulo 2^64.
+
+    >>> terms = SumContract("one", "history", "elec.import.power", "kW", 2, 0.0, 9.0, 0.001,
+    ...                     86_400_000, 90_000_000, 10, bytes(32), Noise=3.0)
+    >>> drawn = noised(np.zeros(2, np.uint64), terms).astype(np.int64)
+    >>> bool((abs(drawn) < 20_000).all()), round(terms.own_noise)  # 3 / sqrt(9) / 0.001 steps
+    (True, 1000)
+    """
+    if not terms.Noise:
+        return steps
+    from edge_sdk.extensions.sums.discrete_noise import (  # noqa: PLC0415 - for noise alone
+        discrete_gaussian,
+    )
+
+    return steps + discrete_gaussian(len(steps), terms.own_noise, entropy).astype(np.uint64)
 
 
 def values_of(total: Integers, members: int, terms: SumContract) -> Floats:
@@ -91,7 +127,8 @@ def values_of(total: Integers, members: int, terms: SumContract) -> Floats:
     Args:
         total: Sum of the rounded vectors of all members.
     """
-    found: Floats = total.astype(np.float64) * terms.resolution + members * terms.lowest
+    signed = total.view(np.int64)  # noise may lead below 0
+    found: Floats = signed.astype(np.float64) * terms.resolution + members * terms.lowest
     return found
 
 
@@ -151,7 +188,7 @@ def masked_message(
     signer: Signer,
     ephemeral: ExchangeKey | None = None,
 ) -> SumMessage:
-    """Round, mask and sign the numbers of a period.
+    """Round, mask and sign the numbers of a period, with the contract's noise.
 
     Args:
         values: Finite numbers in the contract's unit, shape ``(length,)``.
@@ -163,6 +200,7 @@ def masked_message(
     """
     terms = contract.terms
     enc, seed = new_seed(terms.witness, info=context.info(), ephemeral=ephemeral)
-    blob = packed(added((rounded(values, terms), mask_of(seed, terms.length)), terms.length))
+    steps = noised(rounded(values, terms), terms)
+    blob = packed(added((steps, mask_of(seed, terms.length)), terms.length))
     signature = signer.sign(context.signed(enc, hashlib.sha256(blob).digest()))
     return SumMessage(contract.ref, context.period, enc, signature, blob)

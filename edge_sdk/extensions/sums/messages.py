@@ -53,6 +53,10 @@ class SumContract(ProtocolMessage):
     witness: PublicKey  # X25519 key that the seeds of the masks are agreed with
     offset: Annotated[int, Between(0, SPAN_LIMIT)] = 0  # ms: periods begin at it after a multiple
     cohort: Text = ""  # label of devices that are added up by its value; empty: all of them
+    Norm: Real = 0.0  # a longer vector (Euclidean) is shortened to it; 0: none is
+    Noise: Real = (
+        0.0  # standard deviation of the noise in a sum of ``least`` devices, a tenth without
+    )
 
     def __post_init__(self) -> None:
         """Refuse a contract whose sum could overflow, or whose numbers have no time of their own."""
@@ -65,6 +69,15 @@ class SumContract(ProtocolMessage):
             )
         if (self.is_timed and self.period % self.length) or self.offset >= self.period:
             raise ValueError("period: expected a multiple of length, above offset")
+        if self.Norm < 0.0 or (self.Norm and not self.lowest <= 0.0 <= self.highest):
+            raise ValueError("norm: expected 0 or more, and 0 between lowest and highest")
+        if self.Noise and not (
+            4.0 <= self.own_noise <= 2.0**36 and self.levels <= LEVELS_LIMIT // 2
+        ):
+            raise ValueError(
+                f"noise: expected 4 to 2^36 steps of resolution in each device's part, and at most 2^42 "
+                f"steps from lowest to highest; {self.own_noise:g} of {self.levels} steps is out of range"
+            )
 
     @property
     def levels(self) -> int:
@@ -80,6 +93,25 @@ class SumContract(ProtocolMessage):
     def step(self) -> int:
         """Return the milliseconds to which one number belongs."""
         return self.period // self.length if self.is_timed else self.period
+
+    @property
+    def own_noise(self) -> float:
+        """Return the standard deviation of each device's noise, in steps of the resolution."""
+        return self.Noise / math.sqrt(0.9 * self.least) / self.resolution
+
+    @property
+    def multiplier(self) -> float:
+        """Return the noise of a sum over what one device can move it, whichever numbers it has.
+
+        Two vectors of the box differ by its diagonal at most, and two of a length by twice that, or by √2 times if
+        no number is negative. Rounding after the shortening moves each number by half a step.
+        """
+        root = math.sqrt(self.length)
+        moved = root * (self.highest - self.lowest)
+        if self.Norm:
+            factor = math.sqrt(2.0) if self.lowest >= 0.0 else 2.0
+            moved = min(moved, factor * self.Norm + root * self.resolution)
+        return self.Noise / moved
 
     def begins(self, period: int) -> bool:
         """Return whether a period begins at a time, Unix milliseconds."""

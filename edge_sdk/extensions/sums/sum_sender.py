@@ -8,10 +8,9 @@ another contract: whoever could announce a second contract would learn one devic
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from typing import Any, Final
-
-import numpy as np
 
 from edge_sdk.app.cli import fields
 from edge_sdk.config import Config
@@ -29,8 +28,10 @@ from edge_sdk.extensions.sums.messages import (
     SumReceiptMessage,
     SumsMessage,
 )
+from edge_sdk.extensions.sums.period_numbers import numbers_of
 from edge_sdk.forecasting.forecast import Forecast
-from edge_sdk.forecasting.series import STREAMS, Series
+from edge_sdk.forecasting.series import Series
+from edge_sdk.privacy.ledger import BudgetSpent, PrivacyAccount, PrivacyCharge, compose
 from edge_sdk.protocol.codec import decode, encode
 from edge_sdk.protocol.envelope import AGGREGATOR, digest, prove, ref
 from edge_sdk.protocol.messages import CHUNK_LIMIT, ChunkMessage, GrantMessage, HaveMessage
@@ -48,6 +49,8 @@ OFFER_AGAIN: Final = 60.0
 """Seconds after which the offer of a long message that got no answer is repeated."""
 MINUTE: Final = 60_000
 """Milliseconds after which numbers that are of no part of a period are asked for again."""
+POINT: Final = "sum"
+"""Point of the charges in the ledger."""
 SERIAL: Final = "sum serial"
 """Fact with the serial of the followed announcement."""
 NumbersOf = Callable[[DeviceParts, str, int], Floats | None]
@@ -215,10 +218,26 @@ class SumSender(DeviceExtension):
             f"sum {source} until": period + one.terms.period,
             f"sum {source} count": self._store.fact(f"sum {source} count") + 1,
         }
-        self._store.file_paper(f"sum {source}", encode(message), **facts)
+        try:
+            self._file(one.terms, encode(message), **facts)
+        except BudgetSpent as error:
+            logger.warning("sum not sent %s", fields(contract=one.terms.name, why=error))
+            return
         self._sent.pop(source, None)
         self._offered.pop(source, None)
         self._session.count("sums made")
+
+    def _file(self, terms: SumContract, body: bytes, **facts: int) -> None:
+        """Save a message, with the charge of the sum's noise; raise BudgetSpent if it does not fit."""
+        name, accountant = f"sum {terms.source}", self.device.active.accountant
+        if not terms.Noise:
+            self._store.file_paper(name, body, **facts)
+            return
+        now = self._session.time.now() or 0
+        charge = PrivacyCharge(now, "device", POINT, "gaussian", terms.multiplier)
+        after = accountant.current().charge(charge)
+        self._store.save_answer(name, body, charge, **facts)
+        accountant.adopt_account(after)
 
     def _send(self, one: FollowedContract, now: int) -> None:
         terms, session = one.terms, self._session
@@ -292,46 +311,14 @@ class SumSender(DeviceExtension):
         return self._store.fact(f"sum {source} receipted", -1) == message.period
 
 
-def numbers_of(
-    terms: SumContract, period: int, series: Series, forecast: Forecast | None
-) -> Floats | None:
-    """Return the numbers of a period, shape ``(length,)``; None while one of them is unknown.
-
-    What was measured counts before what is forecast. Without a forecast the whole period was measured.
-
-    Args:
-        period: Begin, Unix milliseconds.
-        forecast: Expected values after the newest reading; None for the readings alone.
-
-    >>> from edge_sdk.forecasting.series import SeriesColumn
-    >>> series = Series(3600, ["elec.import.power"])
-    >>> hours = np.arange(23)
-    >>> series.load_columns([SeriesColumn("elec.import.power", hours, 1.0 * hours)])
-    >>> terms = SumContract("one", "tomorrow", "elec.import.power", "kW", 4, 0.0, 9.0, 0.1,
-    ...                     86_400_000, 90_000_000, 8, bytes(32))
-    >>> numbers_of(terms, 0, series, None) is None
-    True
-    >>> last = Forecast(np.array([23 * 3600]), np.array([5.0]), "kW", "model")
-    >>> numbers_of(terms, 0, series, last)
-    array([ 2.5,  8.5, 14.5, 17.5])
-    """
-    step = series.step
-    parts = terms.step // (1000 * step)
-    slots = period // (1000 * step) + np.arange(parts * terms.length)
-    values = np.full(len(slots), np.nan)
-    if period % (1000 * step) or not len(series):
-        return None
-    sources = [] if forecast is None else [(forecast.times // step, forecast.values)]
-    for known, numbers in (*sources, (series.times() // step, series.values(terms.stream))):
-        _, at, there = np.intersect1d(slots, known, assume_unique=True, return_indices=True)
-        is_known = np.isfinite(numbers[there])
-        values[at[is_known]] = numbers[there][is_known]
-    if not np.isfinite(values).all():
-        return None
-    table = values.reshape(terms.length, parts)
-    adds = terms.stream in STREAMS and STREAMS[terms.stream].adds
-    whole: Floats = table.sum(axis=1) if adds else table.mean(axis=1)
-    return whole
+def budget_use(_: Config, account: PrivacyAccount) -> tuple[dict[str, Any], str]:
+    """Return what the noisy sums have revealed, and a sentence about it."""
+    found = [one for one in account.charges if one.point == POINT]
+    loss = compose(found, account.limit.delta) if found else 0.0
+    data = {"epsilon": loss if math.isfinite(loss) else None, "delta": account.limit.delta}
+    count = sum(one.count for one in found)
+    text = f"sums with noise: epsilon {loss:.4g} for the device's whole record, {count} sums"
+    return {"sums": data}, f"{text}; sums without noise have no bound"
 
 
 def _saved_contracts(store: DeviceStore) -> tuple[FollowedContract, ...]:

@@ -13,6 +13,8 @@ from edge_sdk.bundle import Bundle, TrustedKeys
 from edge_sdk.extensions.analytic.private_release import sensitivity
 from edge_sdk.extensions.noise_points.classical_noise import classical_sigma, extra_sigma
 from edge_sdk.extensions.noise_points.sign_noise import epsilon_of_sign, keep_probability
+from edge_sdk.extensions.sums.discrete_noise import discrete_gaussian
+from edge_sdk.extensions.sums.messages import SumContract
 from edge_sdk.privacy import BudgetSection, MechanismSection, PrivacySection
 from edge_sdk.privacy.ledger import advanced_composition
 from edge_sdk.privacy.noise import (
@@ -199,3 +201,42 @@ def test_additional_noise_gives_the_wanted_total():
 def test_out_of_range_arguments_are_refused(wrong):
     with pytest.raises(ValueError, match=r"epsilon|delta|sigma|sensitivity"):
         wrong()
+
+
+def test_a_sum_of_discrete_gaussians_has_the_loss_of_one_by_dp_accounting():
+    """A tenth of 20 devices adds no noise, so the sum has at least the variance of the contract."""
+    dp = dp_accounting()
+
+    contract = SumContract("one", "scores", "error-ratio", "devices", 8, 0.0, 1.0, 0.01, 86_400_000,
+                           90_000_000, 20, bytes(32), Norm=1.0, Noise=6.0)  # fmt: skip
+    steps = contract.own_noise * math.sqrt(18)
+    moved = contract.Noise / contract.multiplier / contract.resolution
+    assert steps == pytest.approx(contract.Noise / contract.resolution)
+    assert moved == pytest.approx(100 * (math.sqrt(2) + 0.01 * math.sqrt(8)))
+    accountant = dp.pld.PLDAccountant()
+    accountant.compose(dp.GaussianDpEvent(steps / moved), 30)
+    exact = epsilon_of(contract.multiplier / math.sqrt(30), DELTA)
+    assert exact == pytest.approx(accountant.get_epsilon(DELTA), rel=1e-4)
+    discrete = dp.pld.privacy_loss_distribution.from_discrete_gaussian_mechanism(
+        steps, sensitivity=round(moved)
+    )
+    once = epsilon_of(contract.multiplier, DELTA)
+    assert discrete.get_epsilon_for_delta(DELTA) == pytest.approx(once, rel=5e-3)
+
+
+@pytest.mark.parametrize("sigma", [2.0, 4.0, 1e3, 2.0**36])
+def test_discrete_gaussians_have_their_variance_and_no_mean(sigma):
+    drawn = discrete_gaussian(200_000, sigma, np.random.default_rng(3).bytes)
+    assert drawn.dtype == np.int64
+    assert drawn.std() == pytest.approx(sigma, rel=0.01)
+    assert abs(drawn.mean()) < 5 * sigma / math.sqrt(200_000)
+
+
+def test_discrete_gaussians_have_the_shares_of_their_definition():
+    drawn = discrete_gaussian(400_000, 1.5, np.random.default_rng(5).bytes)
+    k = np.arange(-12, 13)
+    wanted = np.exp(-(k**2) / 4.5)
+    wanted /= wanted.sum()
+    found = np.array([(drawn == one).mean() for one in k])
+    assert abs(found - wanted).max() < 5 * math.sqrt(0.27 * 0.73 / 400_000)
+    assert len(discrete_gaussian(0, 2.0)) == 0

@@ -222,3 +222,67 @@ def test_a_mask_costs_at_most_120_bytes():
     context = SumContext("north", "meter-1", contract.digest, 0)
     message = masked_message(np.zeros(192), contract, context, from_seed(bytes(32)))
     assert len(encode(message)) - len(encode(PlainMessage(message.of, 0, message.blob))) <= 120
+
+
+@dataclass(frozen=True)
+class LaterContract(SumContract):
+    """A contract with a key that devices of today do not know."""
+
+    Rounds: int = 0
+
+
+def test_a_contract_with_an_unknown_key_that_must_be_understood_is_left_out():
+    known = terms()
+    later = LaterContract(
+        **{f: getattr(known, f) for f in SumContract.__slots__}
+        | {"name": "x", "source": "tomorrow"},
+        Rounds=3,
+    )
+    (found,) = contracts_of(SumsMessage(1, (encode(later), encode(known))))
+    assert found.terms == known
+
+
+def test_a_longer_vector_is_shortened_and_a_shorter_one_is_not():
+    given_ = terms(length=2, lowest=-50.0, highest=50.0, resolution=0.001, Norm=5.0)
+    for vector, wanted in (([30.0, 40.0], [3.0, 4.0]), ([3.0, -1.0], [3.0, -1.0])):
+        found = values_of(rounded(np.array(vector), given_), 1, given_)
+        assert found == pytest.approx(wanted, abs=1e-9)
+
+
+def test_the_noise_of_a_sum_is_that_of_its_contract_and_may_lead_below_zero():
+    given_ = terms(length=4000, lowest=0.0, highest=1.0, resolution=0.01, least=10, Noise=6.0)
+    contract = FollowedContract.read(encode(given_))
+    total = added((), 4000)
+    for number in range(9):
+        context = SumContext("north", f"m-{number}", contract.digest, 0)
+        made = masked_message(np.zeros(4000), contract, context, from_seed(bytes(32)))
+        seed = WITNESS.seed(made.enc, info=context.info())
+        total += unpacked(made.blob, 4000) - mask_of(seed, 4000)
+    found = values_of(total, 9, given_)
+    assert found.std() == pytest.approx(6.0, rel=0.1)  # of nine of ten devices
+    assert found.min() < 0.0 < found.max()
+    assert abs(found.mean()) < 0.6
+
+
+@pytest.mark.parametrize(
+    "changed", [{"Noise": 1e-6}, {"Noise": 1e12}, {"Noise": -1.0}, {"Norm": -1.0},
+                {"Norm": 1.0, "lowest": 1.0}],
+    ids=str,
+)  # fmt: skip
+def test_noise_that_hides_nothing_or_overflows_is_refused(changed):
+    with pytest.raises((ValueError, Refused)):
+        encode(terms(**changed))
+
+
+@pytest.mark.parametrize(
+    ("changed", "moved"),
+    [
+        ({}, 50.0 * np.sqrt(24)),
+        ({"Norm": 10.0}, np.sqrt(2) * 10.0 + 0.001 * np.sqrt(24)),
+        ({"Norm": 10.0, "lowest": -50.0}, 20.0 + 0.001 * np.sqrt(24)),
+        ({"Norm": 1e6}, 50.0 * np.sqrt(24)),
+    ],
+)
+def test_the_multiplier_is_the_noise_over_what_one_device_can_move(changed, moved):
+    given_ = {"length": 24, "lowest": 0.0, "highest": 50.0, "resolution": 0.001, "Noise": 100.0}
+    assert terms(**given_ | changed).multiplier == pytest.approx(100.0 / moved)

@@ -15,16 +15,18 @@ from edge_sdk.extensions.sums.messages import (
     SumReceiptMessage,
     SumsMessage,
 )
+from edge_sdk.extensions.sums.period_numbers import numbers_of
 from edge_sdk.extensions.sums.seed import ExchangeKey
 from edge_sdk.extensions.sums.sum_sender import (
     OFFER_AGAIN,
     RETRY,
     SumSender,
-    numbers_of,
+    budget_use,
     refuse_privacy,
 )
 from edge_sdk.forecasting.forecast import Forecast
 from edge_sdk.forecasting.series import Series, SeriesColumn
+from edge_sdk.privacy.ledger import PrivacyAccount, PrivacyLimit
 from edge_sdk.protocol.codec import decode, encode
 from edge_sdk.protocol.envelope import digest, ref
 from edge_sdk.protocol.keys import from_seed
@@ -87,6 +89,16 @@ class Session:
         return True
 
 
+class Accountant:
+    account = PrivacyAccount()
+
+    def current(self):
+        return self.account
+
+    def adopt_account(self, account):
+        self.account = account
+
+
 class Device:
     def __init__(self, folder, hours):
         self.folder, self.session = folder, Session()
@@ -94,7 +106,7 @@ class Device:
         first = TODAY // 3_600_000 - 48
         slots = first + np.arange(hours)
         self.series.load_columns([SeriesColumn(STREAM, slots, 0.25 * np.arange(hours))])
-        self.forecasts = 0
+        self.forecasts, self.accountant = 0, Accountant()
         self.begin()
 
     def forecast(self, _state):
@@ -112,7 +124,7 @@ class Device:
             config=SimpleNamespace(fleet="north", id="meter-1", index=INDEX),
             store=self.store,
             session=self.session,
-            active=SimpleNamespace(learner=learner, latest=object()),
+            active=SimpleNamespace(learner=learner, latest=object(), accountant=self.accountant),
             identity=from_seed(bytes(32)),
         )
         self.sender = SumSender(parts)
@@ -279,3 +291,24 @@ def test_a_source_that_the_device_does_not_have_is_declined(device, changed):
 
 def asked(request):
     return VerifiedMessage(request, encode(request), bytes(16))
+
+
+def test_the_noise_of_a_sum_is_charged_once_in_the_ledger(device):
+    noisy = contract(Noise=400.0)
+    device.sender.on_message(message(5, noisy))
+    assert device.tick() == 1
+    device.restart()
+    device.tick(RETRY)
+    (charge,) = device.store.ledger()
+    assert (charge.point, charge.unit, charge.mechanism) == ("sum", "device", "gaussian")
+    assert charge.multiplier == pytest.approx(400.0 / (50.0 * 24**0.5))
+    shown, text = budget_use(None, device.accountant.account)
+    assert shown["sums"]["epsilon"] == pytest.approx(2.5037, rel=1e-3)
+    assert "1 sums" in text
+
+
+def test_a_noisy_sum_beyond_the_budget_is_not_made(device):
+    device.accountant.account = PrivacyAccount(limit=PrivacyLimit("device", epsilon=2.0))
+    device.sender.on_message(message(5, contract(Noise=400.0)))
+    assert device.tick() == device.tick() == 0
+    assert list(device.store.ledger()) == []
