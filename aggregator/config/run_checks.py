@@ -22,7 +22,7 @@ from edge_sdk.protocol.contract.method import CONTRACTS, Ask
 PAIR_BYTES = 64  # bytes that a rule takes for a pair of rows: at most eight matrices in float64
 
 
-def bound_rule(config: AggregatorConfig, rounds: Rounds, rule_rows: int | None = None) -> BoundRule:
+def bound_rule(config: AggregatorConfig, rounds: Rounds, rule_rows: int = 0) -> BoundRule:
     """Return the rule of a run, checked against its rounds and its memory.
 
     Args:
