@@ -232,6 +232,11 @@ CACHED = _plugin(
     {"train": replace(TRAIN, numbers=(STEPS, RATE), personal=True, patient=True)},
     "averaging.cached:METHOD",
 )
+WORKER_MOMENTUM = _plugin(
+    {"train": replace(TRAIN, numbers=(STEPS, RATE, Number("beta", *_FLAG)))},
+    "averaging.worker_momentum:METHOD",
+    "worker_momentum:worker_momentum",
+)
 AFL = _plugin(
     {"train": replace(TRAIN, report=(replace(LOSS, needed=True),))}, "averaging.afl:METHOD"
 )

@@ -205,7 +205,7 @@ NUMBERS = {
     "eps_start": 1.0, "eps_cap": 9.0, "eps_rate": 0.1, "noise": 0.1, "radius": 0.1, "l1": 0.01,
     "check_every": 1.0, "cons_rate": 0.1, "counted": 1.0, "smooth": 0.1, "ridge": 0.1, "own": 0.5,
     "of": 1.0, "iterations": 3.0, "damping": 1.0, "batches": 1.0, "weight": 1.0,
-    "own_steps": 2.0, "pull": 0.1, "share": 0.5, "share_rate": 0.01, "head_steps": 2.0,
+    "own_steps": 2.0, "pull": 0.1, "share": 0.5, "share_rate": 0.01, "head_steps": 2.0, "beta": 0.5,
 }  # fmt: skip
 
 
