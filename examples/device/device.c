@@ -8,6 +8,9 @@
  *     cc -O2 -Wall -Wextra -o device device.c -lmosquitto -lcrypto -lm
  *     ./device keygen STATE                     # prints the public key, to enrol
  *     ./device run STATE HOST PORT FLEET ID ROOT_PUBLIC_KEY_HEX
+ *     ./device sum STATE HOST PORT FLEET ID ROOT_PUBLIC_KEY_HEX
+ *
+ * `sum` sends the masked numbers of the newest whole period, which are in STATE/numbers, instead of an update.
  *
  * STATE is a folder that only this device uses. State that must survive a power cut is on disk before
  * a byte of it is sent (§8, §9). The exit status is 0 after a receipt ACCEPTED, 2 after another
@@ -17,6 +20,7 @@
 #include <math.h>
 #include <mosquitto.h>
 #include <openssl/evp.h>
+#include <openssl/hmac.h>
 #include <openssl/rand.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -226,6 +230,7 @@ static Buf envelope(const char *kind, Buf body, const uint8_t proof[72]) {
 
 static struct { /* `confirmed`: life of the last welcome, 0 before. `run`, `round`: of the last update */
   uint64_t life, confirmed, spent, seq, conn, keys, bundle, run, round;
+  uint64_t sums, sum_until, sum_due;         /* serial of the contracts; end of the last period, and until when it counts */
 } at;
 
 static void save(const char *name, const void *data, size_t n) { /* atomic: the old or the new content */
@@ -412,11 +417,126 @@ static int wants_model(void) {               /* a round of this run and layout, 
          (offered.run > at.run || (offered.run == at.run && offered.round > at.round)) &&
          server_time() < offered.until;
 }
+
+/* ---- sums (§5: sums, contract of a sum, sum) ---------------------------------------------------- */
+
+static int is_sum;                           /* this process sends a sum, and no update */
+static Buf contract, sum;                    /* the contract with the source `history`; body of the pending message */
+static const View KEM = {(const uint8_t *)"KEM\0\x20", 5}, SUITE = {(const uint8_t *)"HPKE\0\x20\0\1\0\3", 10};
+
+/* LabeledExtract, or LabeledExpand to 32 bytes, of RFC 9180, section 4. */
+static void labelled(int expands, const uint8_t *key, size_t n, View suite, const char *label, const void *value, size_t size, uint8_t out_bytes[32]) {
+  Buf b = {0};
+  unsigned got = 32;
+  if (expands) put(&b, "\0\x20", 2);
+  put(&b, "HPKE-v1", 7), put(&b, suite.p, suite.n), put(&b, label, strlen(label)), put(&b, value, size);
+  if (expands) put(&b, "\1", 1);
+  if (!HMAC(EVP_sha256(), key, (int)n, b.p, b.n, out_bytes, &got)) die("HMAC failed");
+  free(b.p);
+}
+static void agree_on_seed(const uint8_t witness[32], const void *info, size_t size, uint8_t enc[32], uint8_t seed[32]) {
+  uint8_t agreed[32], key[32], both[64], bound[65] = {0};
+  size_t n = 32, m = 32;
+  EVP_PKEY *own = NULL, *peer = EVP_PKEY_new_raw_public_key(EVP_PKEY_X25519, NULL, witness, 32);
+  EVP_PKEY_CTX *make = EVP_PKEY_CTX_new_id(EVP_PKEY_X25519, NULL), *agree = NULL;
+  if (!peer || !make || EVP_PKEY_keygen_init(make) <= 0 || EVP_PKEY_keygen(make, &own) <= 0 ||
+      !EVP_PKEY_get_raw_public_key(own, enc, &n) || !(agree = EVP_PKEY_CTX_new(own, NULL)) || EVP_PKEY_derive_init(agree) <= 0 ||
+      EVP_PKEY_derive_set_peer(agree, peer) <= 0 || EVP_PKEY_derive(agree, agreed, &m) <= 0) die("X25519 failed"); /* also for a key of small order */
+  memcpy(both, enc, 32), memcpy(both + 32, witness, 32);
+  labelled(0, (const uint8_t *)"", 0, KEM, "eae_prk", agreed, 32, key), labelled(1, key, 32, KEM, "shared_secret", both, 64, agreed);
+  labelled(0, (const uint8_t *)"", 0, SUITE, "psk_id_hash", "", 0, bound + 1);
+  labelled(0, (const uint8_t *)"", 0, SUITE, "info_hash", info, size, bound + 33);
+  labelled(0, agreed, 32, SUITE, "secret", "", 0, key), labelled(1, key, 32, SUITE, "exp", bound, 65, agreed);
+  labelled(1, agreed, 32, SUITE, "sec", "gridfed/1/sum mask", 18, seed);
+  EVP_PKEY_CTX_free(agree), EVP_PKEY_CTX_free(make), EVP_PKEY_free(peer), EVP_PKEY_free(own);
+}
+static void read_numbers(double *numbers, size_t length) { /* one in a line */
+  char path[512];
+  snprintf(path, sizeof path, "%s/numbers", folder);
+  FILE *file = fopen(path, "r");
+  for (size_t i = 0; i < length; i++)
+    if (!file || fscanf(file, "%lf", numbers + i) != 1 || !isfinite(numbers[i])) die("STATE/numbers: a finite number is missing");
+  fclose(file);
+}
+static void make_sum(void) {                 /* mask, sign and save the newest whole period; then send it */
+  static double numbers[4096];
+  static uint8_t zeros[8 * 4096], masked[8 * 4096];
+  View body = {contract.p, contract.n}, header;
+  uint8_t id_of[32], enc[32], seed[32], nonce[16] = {0}, digest[32], proof[64], big[8];
+  uint64_t offset = 0, ignored;
+  array_size(&body, 0), header = take_as(&body, 'm', &ignored, 0), misfit = 0;
+  double lowest = float_of(header, "lowest"), highest = float_of(header, "highest"), step = float_of(header, "resolution");
+  uint64_t length = number_of(header, "length"), period = number_of(header, "period"), late = number_of(header, "due");
+  View witness = bytes_of(header, "witness", 32);
+  if (misfit || !length || length > 4096 || !period || period % length || !(lowest < highest) || !(step > 0) || !((highest - lowest) / step <= 0x1p43))
+    die("a contract that this device cannot follow");
+  field(header, "offset", 'i', &offset), misfit = 0; /* it is optional */
+  if (server_time() < offset + 2 * period) die("no period is over");
+  uint64_t begin = server_time() - (server_time() - offset) % period - period;
+  if (begin < at.sum_until || server_time() > begin + late) { printf("no sum is due\n"), stop_with(0); return; }
+  read_numbers(numbers, length), sha256(contract.p, contract.n, id_of);
+  for (int i = 0; i < 8; i++) big[i] = (uint8_t)(begin >> (56 - 8 * i));
+  Buf context = {0}, info = {0}, data = {0};
+  const char *names[] = {fleet, id};
+  for (int i = 0; i < 2; i++) { uint8_t n = (uint8_t)strlen(names[i]); put(&context, &n, 1), put(&context, names[i], n); }
+  put(&context, id_of, 32), put(&context, big, 8);
+  put(&info, "gridfed/1/sum seed", 19), put(&info, context.p, context.n); /* includes the final 0 */
+  agree_on_seed(witness.p, info.p, info.n, enc, seed);
+  EVP_CIPHER_CTX *cipher = EVP_CIPHER_CTX_new();
+  int got = 0;
+  if (!cipher || !EVP_EncryptInit_ex(cipher, EVP_chacha20(), NULL, seed, nonce) || !EVP_EncryptUpdate(cipher, masked, &got, zeros, (int)(8 * length)))
+    die("ChaCha20 failed");
+  double most = floor((highest - lowest) / step + 1e-6);
+  for (size_t i = 0; i < length; i++) {      /* little-endian machines only */
+    uint64_t word, k = (uint64_t)fmin(nearbyint((fmin(fmax(numbers[i], lowest), highest) - lowest) / step), most);
+    memcpy(&word, masked + 8 * i, 8), word += k, memcpy(masked + 8 * i, &word, 8);
+  }
+  sha256(masked, 8 * length, digest);
+  put(&data, "gridfed/1/sum", 14), put(&data, context.p, context.n), put(&data, enc, 32), put(&data, digest, 32);
+  size_t n = 64;
+  EVP_MD_CTX *signing = EVP_MD_CTX_new();
+  if (!signing || EVP_DigestSignInit(signing, NULL, NULL, NULL, own_key) <= 0 || EVP_DigestSign(signing, proof, &n, data.p, data.n) <= 0) die("signing failed");
+  sum.n = 0, put_body(&sum, 4), key_bin(&sum, "enc", enc, 32), key_bin(&sum, "of", id_of, 16), key_uint(&sum, "period", begin);
+  key_bin(&sum, "proof", proof, 64), put_bin(&sum, masked, 8 * length);
+  at.sum_until = begin + period, at.sum_due = begin + late;
+  save_numbers(), save("sum", sum.p, sum.n); /* a power cut between the two leaves this period out: it is never masked twice */
+  OPENSSL_cleanse(seed, sizeof seed), EVP_MD_CTX_free(signing), EVP_CIPHER_CTX_free(cipher);
+  free(context.p), free(info.p), free(data.p);
+}
+static void send_sum(void) {                 /* the same bytes until the receipt, or until they are late */
+  if (sum.n && server_time() > at.sum_due) sum.n = 0;
+  if (!sum.n && contract.n) make_sum();
+  if (sum.n) send_message("sum", sum), wait_for_answer();
+}
+static void on_sums(View header) {
+  uint64_t serial = number_of(header, "serial"), ignored;
+  View list = field(header, "contracts", 'a', &ignored);
+  if (misfit || serial < at.sums) return;    /* serials never decrease */
+  if (serial > at.sums) at.sums = serial, save_numbers();
+  for (uint64_t i = array_size(&list, 0); i && list.p; i--) {
+    View body = take_as(&list, 'b', &ignored, 0), whole = body, terms;
+    array_size(&body, 0), terms = take_as(&body, 'm', &ignored, 0);
+    if (body.p && is_header(terms) && text_is(terms, "source", "history")) contract.n = 0, put(&contract, whole.p, whole.n);
+  }
+  schedule_step();
+}
+static void on_sum_receipt(View header) {
+  uint8_t digest[32];
+  if (!sum.n) return;
+  sha256(sum.p, sum.n, digest);
+  if (!same(bytes_of(header, "of", 16), digest, 16)) return;
+  printf("sum receipt until=%llu\n", (unsigned long long)at.sum_until);
+  sum.n = 0, save("sum", "", 0), stop_with(0);
+}
+
+/* ---- events --------------------------------------------------------------------------------------- */
+
 static void next_step(void) {
   due = 0;
   if (must_wait()) return;
   if (!is_ready) send_message("hello", hello), wait_for_answer(); /* the same bytes until the answer */
   else if (outbox.n) send_update(false);
+  else if (is_sum) send_sum();
   else if (wants_model() && now() < offered.start) due = offered.start;
   else if (wants_model()) ask_for_model();
 }
@@ -464,6 +584,7 @@ static void on_keys(View header) {
   if (serial > at.keys) at.keys = serial, save_numbers();
   subscribe("gf/1/%s/%s/down/#"), schedule_step();    /* every other message can be verified from now on */
   subscribe("gf/1/%s/_all/bundle"), subscribe("gf/1/%s/_all/model");
+  if (is_sum) subscribe("gf/1/%s/_all/sums");
   if (is_online++) return;                   /* first message: REVOKED comes once an hour and needs the keys */
   Buf online = status("online");
   send_message("status", online), free(online.p);
@@ -550,7 +671,7 @@ static void on_message(struct mosquitto *m, void *data, const struct mosquitto_m
   if (strcmp(slash + 1, word)) return;
   snprintf(own, sizeof own, "gf/1/%s/%s/down/", fleet, id);
   const char *to = strncmp(message->topic, own, strlen(own)) ? "_all" : id;
-  int from_root = !strcmp(word, "keys") || !strcmp(word, "bundle"), ok = 0;
+  int from_root = !strcmp(word, "keys") || !strcmp(word, "bundle") || !strcmp(word, "sums"), ok = 0;
   if (!same(sender, from_root ? "_root" : "_agg", from_root ? 5 : 4)) return;
   sha256(body.p, body.n, digest);
   if (from_root) ok = is_proved(root, proof, word, "_root", to, digest);
@@ -566,6 +687,8 @@ static void on_message(struct mosquitto *m, void *data, const struct mosquitto_m
   else if (!strcmp(word, "model")) on_model(header);
   else if (!strcmp(word, "chunk")) on_chunk(header, blob);
   else if (!strcmp(word, "refusal")) on_refusal(header);
+  else if (!strcmp(word, "sums")) on_sums(header);
+  else if (!strcmp(word, "sumreceipt")) on_sum_receipt(header);
   else if (!strcmp(word, "floor")) {
     uint64_t top = number_of(header, "life");
     if (same(bytes_of(header, "hello", 16), hello_ref, 16) && !misfit && !is_ready && top <= at.life + (1 << 20)) make_hello(top);
@@ -607,8 +730,9 @@ int main(int count, char **words) {
   uint8_t seed[32];
   size_t n = 32;
   int is_keygen = count == 3 && !strcmp(words[1], "keygen");
-  if (!is_keygen && !(count == 8 && !strcmp(words[1], "run")))
-    die("usage: device keygen STATE | device run STATE HOST PORT FLEET ID ROOT_PUBLIC_KEY_HEX");
+  is_sum = count == 8 && !strcmp(words[1], "sum");
+  if (!is_keygen && !is_sum && !(count == 8 && !strcmp(words[1], "run")))
+    die("usage: device keygen STATE | device run|sum STATE HOST PORT FLEET ID ROOT_PUBLIC_KEY_HEX");
   folder = words[2], mkdir(folder, 0700);
   if (load("seed", seed, 32) != 32) { RAND_bytes(seed, 32), save("seed", seed, 32); }
   own_key = EVP_PKEY_new_raw_private_key(EVP_PKEY_ED25519, NULL, seed, 32);
@@ -620,6 +744,8 @@ int main(int count, char **words) {
   uint8_t *body = malloc(BODY_MAX);          /* the pending update of the last process, byte for byte */
   long waiting = body ? load("outbox", body, BODY_MAX) : -1;
   if (waiting > 0) put(&outbox, body, (size_t)waiting), load_outbox();
+  waiting = body && is_sum ? load("sum", body, BODY_MAX) : -1;
+  if (waiting > 0) put(&sum, body, (size_t)waiting);
   free(body);
   mosquitto_lib_init();
   if (!(link_ = mosquitto_new(id, false, NULL))) die("out of memory");

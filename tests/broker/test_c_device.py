@@ -10,9 +10,18 @@ import tomllib
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from aggregator.config import AggregatorConfig
 from aggregator.extensions.authority.access.broker_process import has_embedded, mosquitto_program
+from aggregator.extensions.sums.opened_sum import SumTable
+from aggregator.extensions.sums.sum_collection import announced_contracts, close_period, open_sum
+from aggregator.extensions.sums.witness_record import WitnessKeys, WitnessRecord
+from aggregator.store.opener import open_store
+from edge_sdk.extensions.sums.masked_sum import rounded, unpacked
+from edge_sdk.extensions.sums.seed import ExchangeKey
+from edge_sdk.protocol.keys import generate
 from firmware_sim.fleet.federation import Federation, fetched, free_port, start_broker
 from firmware_sim.fleet.processes import ProcessGroup, command, run
 from firmware_sim.fleet.run_files import prepare, toml
@@ -68,6 +77,7 @@ class Fleet:
         program: Path,
         *,
         is_revoked: bool = False,
+        section: str = "",
     ) -> None:
         self.program = self.again = program
         self.state = folder / "state"
@@ -94,6 +104,9 @@ class Fleet:
         self.say("enrol", "c-1", "--public", public, "--config")
         if is_revoked:
             self.say("revoke", "c-1", "--config")
+        if section:
+            self.config.write_text(self.config.read_text("utf-8") + section, "utf-8")
+            self.say("sums", "announce", "--config")
         self.run = Federation(prepared, 1, family)
         self.run.start_aggregator()
 
@@ -104,15 +117,16 @@ class Fleet:
         """How often the aggregator refused what, by reason."""
         return json.loads(fetched(self.run.prepared.page, "/status") or "{}")["refused"]
 
-    def start(self) -> subprocess.Popen[str]:
+    def start(self, name: str = "c-1", action: str = "run") -> subprocess.Popen[str]:
         port = self.url.rsplit(":", 1)[1]
         root = (self.config.parent / "aggregator" / "root.pub").read_text("ascii").strip()
-        words = [self.program, "run", self.state, "127.0.0.1", port, "north", "c-1", root]
+        state = self.state if name == "c-1" else self.state.with_name(name)
+        words = [self.program, action, state, "127.0.0.1", port, "north", name, root]
         return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
-    def finish(self, code: int = 0) -> str:
+    def finish(self, code: int = 0, **device_and_action: str) -> str:
         """Run the device to its end and return what it printed; it must have ended with a code."""
-        with self.start() as device:
+        with self.start(**device_and_action) as device:
             try:
                 said, _ = device.communicate(timeout=PATIENCE)
             finally:
@@ -125,14 +139,12 @@ class Fleet:
 def fleet(tmp_path, program):
     with ProcessGroup(tmp_path / "logs") as family:
 
-        def make(
-            chosen: Scenario = SMALL, kind: str = "embedded", *, is_revoked: bool = False
-        ) -> Fleet:
+        def make(chosen: Scenario = SMALL, kind: str = "embedded", **options: object) -> Fleet:
             if kind == "embedded" and not has_embedded():
                 pytest.skip("the embedded broker (iotcore) is not installed")
             if kind == "mosquitto" and mosquitto_program() is None:
                 pytest.skip("mosquitto is not installed")
-            return Fleet(tmp_path, family, chosen, kind, program, is_revoked=is_revoked)
+            return Fleet(tmp_path, family, chosen, kind, program, **options)
 
         yield make
 
@@ -170,3 +182,56 @@ def test_a_revoked_device_stops(fleet):
     """REVOKED ends the process: it says nothing more (PROTOCOL.md section 8)."""
     one = fleet(kind="mosquitto", is_revoked=True)
     assert one.finish(code=4) == "refusal code=7\n"
+
+
+SUMS = """
+[sums]
+few = true
+witness_open = "{open}"
+witness_sign = "{sign}"
+[[sums.contract]]
+name = "feeder-history"
+source = "history"
+stream = "elec.import.energy"
+unit = "kWh"
+lowest = -20.0
+highest = 50.0
+resolution = 0.001
+length = 6
+period = "1h"
+due = "3h"
+least = 2
+"""
+NUMBERS = {
+    "c-1": [-99.0, -20.0, 0.0005, 0.0015, 49.9996, 99.0],
+    "c-2": [1.5, 2.25, 3.0, 4.0, 5.0, 6.0],
+}
+
+
+@pytest.mark.extension
+def test_two_c_devices_send_a_sum_that_aggregator_and_witness_open(fleet, tmp_path):
+    keys = WitnessKeys(generate(), ExchangeKey.generate())
+    section = SUMS.format(open=keys.open.public.hex(), sign=keys.sign.public.hex())
+    one = fleet(kind="mosquitto", section=section)
+    second = one.state.with_name("c-2")
+    words = [one.program, "keygen", second]
+    public = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+    one.say("enrol", "c-2", "--public", public, "--config")
+    for name, state in (("c-1", one.state), ("c-2", second)):
+        (state / "numbers").write_text("".join(f"{x}\n" for x in NUMBERS[name]))
+        said = one.finish(name=name, action="sum")
+        assert re.search(r"welcome life=1\nsum receipt until=\d+\n$", said)
+    assert one.finish(action="sum") == "welcome life=2\nno sum is due\n"
+    assert set(one.refused()) <= {"UNKNOWN_CLIENT"}  # c-2 until its enrolment was read
+    one.run.family.stop([one.run.aggregator])
+    config = AggregatorConfig.load(one.config)
+    with open_store(config.database) as store, WitnessRecord(tmp_path / "w.db", 2) as record:
+        record.enrol("north", [(x.id, key) for x in store.devices.all() for key in x.sign])
+        with store.transaction():
+            (contract,) = announced_contracts(store, "north")
+            (period,) = store.table(SumTable).periods(contract)
+            (found,) = close_period(store, "north", contract, period, 0)
+            open_sum(store, record.open(found.write(), keys), keys.sign.public, 0)
+        ((_, total, _),) = store.table(SumTable).answers()
+    plain = [rounded(np.array(row), contract.terms) for row in NUMBERS.values()]
+    assert unpacked(total, 6).tolist() == (plain[0] + plain[1]).tolist()
