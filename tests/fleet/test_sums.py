@@ -387,3 +387,28 @@ def test_long_vectors_travel_in_chunks_over_a_bad_link(world, tmp_path, capsys, 
     assert (found.step, found.members) == (DAY * 1000, len(of.members))
     feeders.world.kill_daemon()
     feeders.command("sums", "audit")
+
+
+def test_the_audit_of_rounds_also_computes_the_sums_again(feeders):
+    feeders.start()
+    feeders.hours(26)
+    assert feeders.open("--least", "3") == 0
+    feeders.turns(24)
+    feeders.world.kill_daemon()
+    words = ["audit", str(feeders.world.config)]
+    found = feeders.data(cli.main, [*words, "--json"])
+    assert found["sound"]
+    assert found["sums"]["equal"] == found["sums"]["sums"] == len(feeders.opened()) >= 2
+
+    def change(statement):
+        with open_store(feeders.world.folder / "aggregator" / "aggregator.db") as store:
+            store._db.execute(statement)
+            store._db.commit()
+
+    change("UPDATE sum_opened SET total = zeroblob(length(total))")
+    assert cli.main(words) == 1
+    assert "the stored sum is another one" in feeders.capsys.readouterr().out
+    change("DELETE FROM sum_messages")
+    found = feeders.data(cli.main, [*words, "--json"])
+    assert (found["sound"], found["sums"]["equal"]) == (True, 0)
+    assert found["sums"]["older"] == found["sums"]["sums"]

@@ -147,13 +147,22 @@ def show_sums(args: Namespace, config: AggregatorConfig) -> CommandResult:
 
 def audit(_: Namespace, config: AggregatorConfig) -> CommandResult:
     """Compute every opened sum again from masked numbers and answers; exit with 1 if one differs."""
+    return audited(config)
+
+
+def audited(config: AggregatorConfig) -> CommandResult:
+    """Return how many opened sums are equal bit for bit to those that are computed again."""
     witness = bytes.fromhex(config.section("sums").witness_sign)
     with open_store(config.database, read_only=True) as store:
         found = recomputed(store, witness)
     faults = [one for one in found if one.why]
+    past = sum(one.is_past for one in found)
     lines = [f"{one.contract} {one.value or '-'} {_iso(one.period)}: {one.why}" for one in faults]
-    lines.append(f"{len(found) - len(faults)} of {len(found)} sums are equal bit for bit")
-    data = {"sums": len(found), "faults": lines[:-1]}
+    equal = len(found) - past - len(faults)
+    lines.append(f"{equal} of {len(found) - past} sums are equal bit for bit")
+    if past:
+        lines.append(f"{past} older sums cannot be computed: their masked numbers are deleted")
+    data = {"sums": len(found), "equal": equal, "older": past, "faults": lines[: len(faults)]}
     return CommandResult(data, "\n".join(lines), RUNTIME if faults else OK)
 
 

@@ -212,6 +212,11 @@ class SumTable(Table):
         )
         return [int(row[0]) for row in rows]
 
+    def kept_periods(self, contract: FollowedContract) -> set[int]:
+        """Return the periods of which any masked vector is stored."""
+        found = "SELECT DISTINCT period FROM sum_messages WHERE contract = ?"
+        return {int(row[0]) for row in self._db.execute(found, (contract.digest,))}
+
     def messages(self, contract: FollowedContract, period: int) -> Iterator[tuple[str, SumMessage]]:
         """Return the messages of a period, by device."""
         rows = self._db.execute(

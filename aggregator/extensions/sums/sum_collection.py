@@ -152,15 +152,21 @@ class RecomputedSum:
     value: str
     period: int
     why: str  # difference, or why it cannot be computed; empty if it is equal bit for bit
+    is_past: bool = False  # its masked vectors were deleted after keep_days: it cannot be computed
 
 
 def recomputed(store: Store, witness: bytes) -> list[RecomputedSum]:
     """Compute every opened sum again from masked vectors and answer, and compare it bit for bit."""
     table, found = store.table(SumTable), []
+    kept: dict[bytes, set[int]] = {}
     for digest, total, data in table.answers():
         of, why = table.find_set(digest), ""
         if of is None:
             found.append(RecomputedSum("", "", 0, f"no set {digest.hex()[:16]}"))
+            continue
+        name = of.contract.terms.name
+        if of.period not in kept.setdefault(of.contract.digest, table.kept_periods(of.contract)):
+            found.append(RecomputedSum(name, of.value, of.period, "", is_past=True))
             continue
         try:
             answer: SumAnswer = read_answer(data)
@@ -169,7 +175,7 @@ def recomputed(store: Store, witness: bytes) -> list[RecomputedSum]:
                 why = "the stored sum is another one"
         except Refused as refused:
             why = str(refused)
-        found.append(RecomputedSum(of.contract.terms.name, of.value, of.period, why))
+        found.append(RecomputedSum(name, of.value, of.period, why))
     return found
 
 

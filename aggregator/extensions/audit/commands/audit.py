@@ -4,6 +4,8 @@ The newest run of each name is recomputed, or that of --run. With --all every ru
 recomputed that has the present definition; the others are listed. An earlier run needs the
 configuration under which it was begun; the database does not contain the bundle.
 
+What extensions keep, such as opened sums, is computed again beside the runs.
+
   gridfed-aggregator audit aggregator.toml
   gridfed-aggregator audit aggregator.toml --run 1
   gridfed-aggregator audit aggregator.toml --all
@@ -39,9 +41,20 @@ def run(args: Namespace) -> CommandResult:
     """Recompute the rounds of a configuration's database."""
     config = require_database(configs.AggregatorConfig.load(args.config))
     if args.all:
-        return _audited_all(args, config)
+        return _with_extensions(config, _audited_all(args, config))
     results = [_audited(args, view, args.run) for view in _views(args, config)]
-    return results[0] if len(results) == 1 else _joined(results)
+    return _with_extensions(config, results[0] if len(results) == 1 else _joined(results))
+
+
+def _with_extensions(config: configs.AggregatorConfig, found: CommandResult) -> CommandResult:
+    """Add what extensions compute again, each under its name."""
+    for entry in config.index.having("audited"):
+        if entry.is_configured(config.tables):
+            one = entry.load("audited")(config)
+            sound = found.data["sound"] and not one.code
+            data = {**found.data, entry.name: one.data, "sound": sound}
+            found = CommandResult(data, f"{found.text}\n{one.text}", max(found.code, one.code))
+    return found
 
 
 def _joined(results: list[CommandResult], notes: Sequence[str] = ()) -> CommandResult:
