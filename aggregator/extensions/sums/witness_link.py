@@ -11,7 +11,7 @@ from pathlib import Path
 from aggregator.extensions.sums.sum_set import AnswerFile, SetFile
 from aggregator.extensions.sums.witness_command import add_keys, add_least, add_record, read_keys
 from aggregator.extensions.sums.witness_record import WitnessKeys, WitnessRecord
-from edge_sdk.app.cli import CommandResult, fields
+from edge_sdk.app.cli import CommandResult, fields, start_logging
 from edge_sdk.errors import Refused
 from edge_sdk.link.broker_options import Broker
 from edge_sdk.link.transport import LinkUp, Message, Transport
@@ -102,7 +102,7 @@ class Serve:
 
     @staticmethod
     def run(args: Namespace) -> CommandResult:
-        """Serve the link."""
+        """Serve the link; every set that is opened or refused is logged."""
         from edge_sdk.link.mqtt import MqttLink  # noqa: PLC0415 - loads paho
 
         broker = Broker(
@@ -112,6 +112,7 @@ class Serve:
             cert_file=args.cert_file,
             key_file=args.key_file,
         )
+        start_logging()
         known = {keys.kid_of(one): one for one in map(keys.read_public, args.public)}
         link, end, sent = MqttLink(broker), time.monotonic() + args.seconds, 0
         link.open()
