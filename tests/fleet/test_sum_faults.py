@@ -100,12 +100,11 @@ class Storm:
     """Feeders of twelve homes with periods of four hours, and a witness over the broker or by file."""
 
     def __init__(self, world, tmp_path, capsys, monkeypatch, seed):
-        monkeypatch.setattr("tests.fleet.test_sums.CONTRACT", _short(CONTRACT))
         monkeypatch.setattr("tests.fleet.conftest.LoopbackBroker", FaultyBroker)
         monkeypatch.setattr(sum_sender, "masked_message", self._masked)
         self.plain = {}  # rounded numbers by device and digest of the masked ones
         self.rng, self.kills, self.inside = random.Random(seed), Counter(), 0
-        self.feeders = feeders = Feeders(world, tmp_path, capsys, seed=seed)
+        self.feeders = feeders = Feeders(world, tmp_path, capsys, text=_short(CONTRACT), seed=seed)
         self.world, self.broker = feeders.world, feeders.world.broker
         self.keys = read_keys(SimpleNamespace(key=feeders.keys[1], open_key=feeders.keys[3]))
         save_public(feeders.folder / "w.pub", self.keys.sign.public)
