@@ -146,13 +146,11 @@ def forms(integers, terms) -> list[bytes]:
     """Return how a device's vector may stand somewhere: as integers, as numbers, as text."""
     values = (integers * terms.resolution + terms.lowest).round(3)
     shown = []
-    for at in (0, 12):
-        four = values[at : at + 4]
-        whole = integers[at : at + 4]
-        shown += [whole.astype("<u8").tobytes(), four.astype("<f8").tobytes()]
-        shown += [four.astype("<f4").tobytes(), whole.astype("<u4").tobytes()]
-        shown += [mark.join(map(str, four.tolist())).encode() for mark in (",", ", ", " ")]
-        shown += [mark.join(map(str, whole.tolist())).encode() for mark in (",", ", ")]
+    four, whole = values[:4], integers[:4]
+    shown += [whole.astype(form).tobytes() for form in ("<u8", "<u4")]
+    shown += [four.astype(form).tobytes() for form in ("<f8", "<f4")]
+    shown += [mark.join(map(str, four.tolist())).encode() for mark in (",", ", ", " ")]
+    shown += [mark.join(map(str, whole.tolist())).encode() for mark in (",", ", ")]
     return shown
 
 
