@@ -178,7 +178,7 @@ class Metrics:
             "Unix time at which a configuration was last put into force.",
         )
         self.errors = self._counter(
-            "gridfed_internal_errors", "Internal errors, by what was being processed.", ["where"]
+            "gridfed_internal_errors", "Internal errors, by the step in process.", ["where"]
         )
         self.dead_letters = self._gauge(
             "gridfed_dead_letters", "Dead letters: messages stored after an internal error."

@@ -33,7 +33,7 @@ COMMANDS = {
     "label": _command(
         "orders:Label", "Change the labels of devices, by which runs choose cohorts."
     ),
-    "unlearn": _command("orders:Unlearn", "Remove what a device has contributed to the model."),
+    "unlearn": _command("orders:Unlearn", "Remove a device's contribution to the model."),
     "list": _command("list", "List the devices with state, releases and labels."),
     "command": _command("orders:Command", "Send a signed command to one device."),
     "pause": _command(

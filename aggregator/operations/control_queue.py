@@ -132,7 +132,7 @@ class ControlOrder:
     # raw public key as hex that ``public`` replaces, its signature being verified: the ledger
     # continues; both are valid until ``public`` is used
     former: Annotated[str, Length(0, 66)] = ""
-    detail: Annotated[str, Length(0, 1000)] = ""  # what was changed, for ``record``
+    detail: Annotated[str, Length(0, 1000)] = ""  # description of the change, for ``record``
     # the root's signatures of a command that destroys, as hex
     root: Annotated[str, Length(0, 2304)] = ""
 

@@ -136,7 +136,7 @@ class Isolation:
     letters: DeadLetters
     metrics: Metrics  # counters of defects
     clock: Clock  # server time
-    audit_log: AuditLog  # records what the daemon does by itself
+    audit_log: AuditLog  # records the daemon's own acts
     faults: Faults = field(default_factory=Faults)  # consecutive defects of each step
 
     def attempt(self, action: Callable[[], None]) -> Exception | None:

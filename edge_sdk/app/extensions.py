@@ -8,19 +8,19 @@ them, and packages of other people offer more as entry points. A row of the inde
     configured = ["weather.publish"]           # keys, one of which must be set and not false; after
                                                # a "=", the value that the key or a list there has
     table = "weather"                          # name of that table; without it the row's own
-    extension = "weather:EXTENSION"            # what the program calls
+    extension = "weather:EXTENSION"            # class with the hooks that the program calls
     begins = "training"                        # a device imports it before its first training
-    agent = "agent:AgentWeather"               # what a device's agent runs beside its client
-    device = "several:of_agent"                # what it opens for several runs instead of one client
+    agent = "agent:AgentWeather"               # part that a device's agent runs beside its client
+    device = "several:of_agent"                # function that opens several clients in place of one
     check = "settings:refuse"                  # function that refuses a configuration
     bundle = "weather"                         # section of the manifests of bundles whose functions
                                                # (``functions``) and runtime (``form``) are its own
     tables = "CREATE TABLE IF NOT EXISTS …;"   # tables of the aggregator's database that are its own
     records = "trial "                         # begin of the names of its records in a device's store
-    saved = "settings:saved_status"            # what a device's ``status`` shows of them; also where it
+    saved = "settings:saved_status"            # function for ``status``; also called where it
                                                # has records and is not configured
     paths = ["file"]                           # keys of a section of its source or output that name files
-    off = { weather = "none" }                 # what ``status`` shows where it is not configured
+    off = { weather = "none" }                 # entries of ``status`` where it is not configured
     [weather.keys]                             # keys in tables of the core: default and meaning
     "accept.weather" = [false, "read the weather of the region"]
     [weather.commands]
@@ -180,7 +180,7 @@ class ExtensionIndex(Mapping[str, ExtensionEntry]):
         return {x: load for entry in self.values() for x, load in entry.loaders(table).items()}
 
     def off(self, tables: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what a status shows of the extensions that a configuration does not ask for."""
+        """Return the status entries of the extensions that are not configured."""
         rows = (entry.row for entry in self.values() if not entry.is_configured(tables))
         return {key: value for row in rows for key, value in row.get("off", {}).items()}
 

@@ -56,7 +56,7 @@ class Forecast:
     levels: tuple[float, ...] = POINT  # levels of the quantiles, rising
     # number of earlier readings that calibrated the interval; 0 means uncalibrated
     calibrated: int = 0
-    missing: str = ""  # what the model lacked, for people; empty where the model forecast
+    missing: str = ""  # missing readings of the model, for people; empty where the model forecast
     # weight of each candidate in a ``weighted mean``; empty for any other source
     weights: Mapping[str, float] = field(default_factory=dict)
     # expected values, shape ``(horizon,)``, and equally likely paths, shape ``(paths, horizon)``, of

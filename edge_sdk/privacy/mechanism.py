@@ -36,7 +36,7 @@ class Mechanism:
     # names of the update's scalars from readings; withheld unless configured otherwise
     measured: frozenset[str] = frozenset({"n", "loss"})
     entropy: Entropy = os.urandom  # source of randomness; only a test passes another one
-    shelf: Any = None  # the device's store, for a mechanism that keeps what it has drawn
+    shelf: Any = None  # the device's store, for a mechanism that stores its draws
     clock: Callable[[], int] = lambda: 0  # milliseconds since 1970, for the ledger
 
     @property

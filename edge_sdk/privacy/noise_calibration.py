@@ -96,7 +96,7 @@ def no_faults(*_: object) -> Iterable[Complaint]:
 class NoisePoint:
     """A point where noise may be added."""
 
-    # ``package.module:name`` of what makes the mechanism, with the arguments of ``Mechanism``
+    # ``package.module:name`` of the mechanism's constructor, with the arguments of ``Mechanism``
     mechanism: str
     names: tuple[str, ...]  # mechanisms that can be attached
     units: tuple[str, ...]  # units of a claim; the first is the default

@@ -61,7 +61,7 @@ class Bodies:
     @cached_property
     def codec(self) -> BodyEncryption:
         if self._make is None:
-            raise Refused(Reason.CANNOT_OPEN, "nothing that encrypts bodies is installed")
+            raise Refused(Reason.CANNOT_OPEN, "no extension for encrypted bodies is installed")
         return self._make()
 
     def encrypt_by(self, key_of: KeyOfKind) -> None:

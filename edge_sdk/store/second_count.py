@@ -54,7 +54,7 @@ class CountFound:
     # why it is not known; empty if it is, or where no budget needs it
     why: str = ""
     remedy: str = ""
-    is_lost: bool = False  # true if what was released is not known, and a budget depends on it
+    is_lost: bool = False  # true if the number of releases is unknown, and a budget depends on it
 
 
 class OutsideCount(Protocol):

@@ -300,7 +300,7 @@ class DefectGuard:
     """The guard around the actions of one client."""
 
     def __init__(self, session: Session) -> None:
-        self._session = session  # keeps what is skipped
+        self._session = session  # keeps the digests of skipped messages
 
     def run(
         self,

@@ -46,9 +46,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--time-column", metavar="NAME", help="column of the times (detected)")
     add("--value-column", metavar="NAME", help="column of the readings (detected)")
     add("--decimal", choices=tuple(_MARKS), help="decimal mark of text files (detected)")
-    words = "what the readings are (registers are recognised; other readings are levels)"
+    words = "kind of the readings (registers are recognised; other readings are levels)"
     add("--kind", choices=("register", "energy", "level"), help=words)
-    words = "edge of its interval that a time is (detected)"
+    words = "edge of the interval that a time names (detected)"
     add("--times", choices=("begin", "end"), help=words)
     add("--step", type=seconds, metavar="SPAN", help="step of the grid, such as 15min (detected)")
     words = "how far ahead to forecast, with commas (one step, and 24h)"

@@ -46,7 +46,7 @@ class AuthorityAct:
     actor: str  # person or device
     act: str
     subject: str  # name of a certificate, or a serial
-    detail: str  # what was changed
+    detail: str  # description of the change
 
 
 # reasons of refusals; each is counted

@@ -101,7 +101,7 @@ class HistoryEntry:
 
     time: int  # Unix milliseconds; 0 if it is not known, as while a round is open
     kind: str  # ``sent``, ``order``, or the name of an extension
-    text: str  # what happened
+    text: str  # description of the event
     detail: str  # outcome, or who gave the order and why
     is_bad: bool = False  # true if it was refused, left out or lost
     run: int = 0  # run of an update; else 0

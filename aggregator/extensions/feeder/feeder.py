@@ -89,7 +89,7 @@ class FeederForecast:
     values: tuple[float, ...]
     lower: tuple[float, ...] | None  # ends of the interval that is meant to contain 80 %
     upper: tuple[float, ...] | None
-    how: str  # combined, devices or history: what it is made of
+    how: str  # method: combined, devices or history
     share: float  # of the history, closed form and mean; the rest is the sum of the devices
     members: int  # devices in the sum of expected values; 0 without one
     expected: int  # devices of the feeder

@@ -58,8 +58,8 @@ class FeederModel:
     scale: Floats  # of the columns, shape ``(P,)``
     coefficients: Floats  # of the closed form, shape ``(1, W)``
     shares: Floats  # of closed form, sum of the devices and mean of the newest days, shape ``(3,)``
-    residuals: Floats  # what held-back forecasts missed, in levels, oldest first, shape ``(m, H)``
-    follow: float  # part of what the newest week missed in the middle that is added
+    residuals: Floats  # residuals of held-back forecasts, in levels, oldest first, shape ``(m, H)``
+    follow: float  # share of the newest week's median residual that corrects a forecast
     a_day: int  # origins a day
     lag: int  # origins after which all that a forecast missed is known
 
@@ -69,7 +69,7 @@ class FeederIssues:
     """Features, outcomes and the devices' sums of some origins."""
 
     rows: ProfileRows  # of the steps that are forecast
-    load: Floats  # what the feeder drew, NaN where unknown, shape ``(n, H)``
+    load: Floats  # load of the feeder, NaN where unknown, shape ``(n, H)``
     expected: Floats  # sums of the devices' expected values, NaN where unknown, shape ``(n, H)``
 
     def __len__(self) -> int:

@@ -183,7 +183,7 @@ class SumTable(Table):
     # --- masked vectors ---------------------------------------------------------------------------
 
     def message(self, contract: FollowedContract, device: str, period: int) -> SumMessage | None:
-        """Return what a device has sent of a period; None if nothing."""
+        """Return a device's message of a period; None if there is none."""
         row = self._db.execute(
             "SELECT enc, proof, masked FROM sum_messages"
             " WHERE contract = ? AND period = ? AND device = ?",

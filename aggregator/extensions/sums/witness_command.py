@@ -110,7 +110,7 @@ def open_sets(args: Namespace) -> CommandResult:
 
 
 def show_sums(args: Namespace) -> CommandResult:
-    """Print what was opened."""
+    """Print the opened sums."""
     with WitnessRecord(Path(args.record)) as record:
         found = record.sums()
     names = ("fleet", "contract", "period", "cohort", "members")

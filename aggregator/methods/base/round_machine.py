@@ -295,7 +295,7 @@ class Averaging:
     optimiser: Transform  # step of the server
     rounds: Rounds = field(default_factory=Rounds)
     values: Mapping[str, float] = field(default_factory=dict)  # numbers of every task
-    scheme: Scheme | None = None  # weights and what is kept; None is ``Claims``
+    scheme: Scheme | None = None  # weights of clients and kept state; None is ``Claims``
     weights: bool = False  # clients send whole weights, from which the difference is taken
     after: Transform = IDENTITY  # applied to the model after the optimiser's step
     values_at: Callable[[int], Mapping[str, float]] | None = None  # by version, for ``values``

@@ -163,7 +163,7 @@ class Method(NamedTuple):
     graph: type[Any] | None = None
     kinds: tuple[str, ...] = ()
     fault: Callable[[Manifest, Any, NDArray[Any]], str] | None = None
-    # returns what is known to be weak with forecasts of so many steps; empty if nothing is
+    # returns the known weakness with forecasts of a number of steps; empty if there is none
     weakness: Callable[[int], str] = lambda _steps: ""
 
 

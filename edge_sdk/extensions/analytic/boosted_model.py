@@ -50,7 +50,7 @@ class BoostedModel:
     asked: Ints  # feature of each question, ``(ensembles, trees, depth)``
     above: Ints  # threshold of each question, as ``asked``
     values: Single  # value of each leaf, ``(ensembles, trees, leaves)``, float32
-    # what the ensembles were grown on, one for each level of the quantiles each
+    # bases of the ensembles; each has an ensemble for every quantile level
     bases: tuple[str, ...]
     members: tuple[str, ...]
     weights: Floats  # their weights at each level, ``(levels, members)``

@@ -50,7 +50,7 @@ class Hurdle:
     """Two fitted parts."""
 
     start: float  # log odds of a positive value before the trees
-    odds: Trees  # what the trees add to the log odds
+    odds: Trees  # leaves, added to the log odds
     # trees of the positive values, one ensemble for each of ``levels``; none if no row was positive
     positive: tuple[Trees, ...]
     levels: tuple[float, ...]

@@ -38,7 +38,7 @@ _STRONG = ("S0", "sk1", "w1", "r", "base", "wm", "skmed", "sksd", "md28")
 _SHAPED = ("r3", "r24", "l24", "d7")
 _STATIC = ("lev", "sp", "basem")
 """Columns that hardly change on one device: products of them would tell a small fleet's devices apart."""
-_DECAYS = (1.5, 5.0, 14.0)  # hours after which what the newest hours missed has faded to 1/e
+_DECAYS = (1.5, 5.0, 14.0)  # hours after which the residual of the newest hours has faded to 1/e
 
 HINGED = (
     "S0-1", "r+1", "S0+1", "r-1", "sk1-1", "S0", "r", "k10n:0.9", "d7", "basem", "lev",
@@ -250,7 +250,7 @@ def _lags(values: Floats, rest: Flags, wanted: Flags, day: int) -> tuple[Columns
     alike_values = np.where(alike, values, np.nan)
     ten = np.where(number <= 10, alike_values, np.nan)
     near = np.concatenate([ten, np.roll(ten, 1, axis=1), np.roll(ten, -1, axis=1)], axis=2)
-    # what yesterday missed: its values minus what the days before it would have made of it
+    # yesterday's residual: its values minus the base forecast from the days before it
     before = known[:, :, 1:] & (rest[:, :, 1:] == rest[:, :, :1])
     recent = before & (np.cumsum(before, axis=2) <= KIND)
     other = _mean(values[:, :, 1:], newest[0])

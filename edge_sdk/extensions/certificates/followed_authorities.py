@@ -67,7 +67,7 @@ def checked_authorities(listed: Sequence[bytes]) -> tuple[str, ...]:
 class FollowedAuthorities:
     """Files with the authorities that a device trusts."""
 
-    path: Path  # file with what the root has named; it need not exist
+    path: Path  # file with the authorities that the root has named; it need not exist
     fleet: str
     files: tuple[Path, ...] = ()
 

@@ -35,7 +35,7 @@ def refuse_two_files(config: Config) -> None:
     """
     broker = config.broker
     if not broker.url:
-        return  # refused with what is missing to be in a fleet
+        return  # refused elsewhere, with the settings that a fleet needs
     if broker.cert_file is None or broker.cert_file != broker.key_file:
         raise ValueError(
             "ca.url: expected broker.cert_file and broker.key_file to be one file, in which "

@@ -64,7 +64,7 @@ class SavedSelection:
     judged: int = 0  # Unix seconds of the last choice; 0 before the first
     judged_row: int = -1  # number of the newest row at the last choice
     base: bytes = b""  # digest of the common model at the last choice
-    monitor: ModelMonitor = field(default_factory=ModelMonitor)  # daily scores of what was served
+    monitor: ModelMonitor = field(default_factory=ModelMonitor)  # daily scores
 
     def leaves(self) -> dict[str, Leaf]:
         """Return the state as leaves, to be saved; ``from_leaves`` is the inverse."""
@@ -118,7 +118,7 @@ def _choice_of(
 ) -> ForecastChoice:
     name, weights, errors = leaves["name"], dict(leaves["weights"]), dict(leaves["errors"])
     if name not in COLUMNS and not (name == BY_STEP and parts):
-        raise ValueError(f"choice {name!r} is none of {', '.join(COLUMNS)}")
+        raise ValueError(f"unknown choice {name!r}; expected one of {', '.join(COLUMNS)}")
     if set(weights) - set(CANDIDATES) or set(errors) - {*COLUMNS, BY_STEP}:
         raise ValueError("a weight or an error of an unknown candidate")
     wanted = 0.0 if name == BY_STEP else 1.0

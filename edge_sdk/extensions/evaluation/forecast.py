@@ -48,7 +48,7 @@ class DeviceInspection:
     config: Config
     learner: ModelRuntime
     state: Any  # learned state of the device half
-    # the saved choice of what is served; None where the fleet's model always is
+    # the saved choice of the served forecast; None where the fleet's model is always served
     choice: RecalledChoice | None = None
     # the saved state, with run and version; None without one: then ``state`` is the bundle's first
     learned: LearnedState | None = None

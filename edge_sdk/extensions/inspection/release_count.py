@@ -202,7 +202,7 @@ class SecondCount:
     path: Path  # the file, which the participations of a device share
     name: str  # id of the participation; empty for the device's own
     signer: Signer  # identity key
-    count: ReleaseCount = ReleaseCount()  # what is counted so far
+    count: ReleaseCount = ReleaseCount()  # present counts
     counts: Counts = field(default_factory=dict)  # all counts of the file, as far as they are known
 
     @property
@@ -227,7 +227,7 @@ class SecondCount:
         try:
             present = read_counts(self.path, self.signer.public)
         except CountError:
-            present = {}  # removed while the device runs: what was read before is written again
+            present = {}  # removed while the device runs: the counts read before are written again
         for name, one in present.items():
             counts[name] = counts.get(name, ReleaseCount()).joined(one)
         counts[self.name] = replace(self.count.joined(count), line=count.line)

@@ -75,7 +75,7 @@ class TrialMessage(ProtocolMessage):
     from_device = True
     is_encryptable = True
     of: Ref  # reference of the description
-    state: Literal["score", "serve", "returned", "declined"]  # what the device does with it
+    state: Literal["score", "serve", "returned", "declined"]  # state of the device in the rollout
     day: DayNumber  # the newest complete day
     lost: DayWords  # of ``day`` and the days before it: 0 no result, 1 not lost, 2 lost
 

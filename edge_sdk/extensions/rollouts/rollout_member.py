@@ -242,7 +242,7 @@ class RolloutMember(DeviceExtension):
         version.release()
 
     def _tuning(self, version: TrialVersion) -> Callable[[ModelRuntime, Vector], Vector] | None:
-        """Return what tunes a version on this device; None if it is used as it was released."""
+        """Return the tuning of a version on this device; None if it is used as released."""
         why_not, tune = (self._config.offered(key) for key in ("why_not_tuned", "tuned_copy"))
         if not version.is_personal or tune is None or why_not(self._config, version.runtime):
             return None

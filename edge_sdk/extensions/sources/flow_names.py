@@ -50,7 +50,7 @@ _BY_TIME = re.compile(
 )
 _ENDINGS = {
     *("tion", "tie", "tiva", "ed", "ptie", "ption", "o", "s", "e", "ung", "g", "to", "client")
-}  # what the patterns leave of a word
+}  # remainder of a word after the patterns
 
 
 def flow(name: str) -> Flow | None:

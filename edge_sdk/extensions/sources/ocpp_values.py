@@ -60,7 +60,7 @@ class MeterValue(NamedTuple):
     """One sampled value."""
 
     time: float  # Unix seconds: the end of the interval of an interval value
-    measurand: str  # name of what was measured
+    measurand: str  # measurand
     context: str  # Occasion of the measurement
     location: str  # place of the measurement
     phase: str  # phase, or empty for the total

@@ -50,7 +50,7 @@ class RegisterDifferences:
     exchanges: int  # other falls, whose difference is missing
     outliers: int  # single readings off the register's course, left out
     gaps: int  # rises over more than a step and a half, left out
-    lost: float  # what the register rose in these gaps
+    lost: float  # rises of the register in these gaps
     jumps: tuple[float, ...]  # rises far beyond all others, left out
 
     def sentences(self) -> Iterator[str]:

@@ -41,7 +41,7 @@ class SumContract(ProtocolMessage):
     kind: ClassVar[str] = "contract"
     name: Name
     source: Name  # readings of a whole period, the expected values of one that begins, or another
-    stream: Text  # canonical stream, or what the source tells apart by it
+    stream: Text  # canonical stream, or another name that the source defines
     unit: Text  # of the numbers below, and of the stream
     length: Annotated[int, Between(1, LENGTH_LIMIT)]  # numbers of one vector
     lowest: Real  # lower values are raised to it

@@ -28,7 +28,7 @@ from aggregator.store.store import Store
 from aggregator.store.types import RunRecord
 from edge_sdk.app.cli import CommandResult
 
-# what a replay can show, and what it cannot
+# facts that a replay shows, and facts that it cannot show
 LIMITS = (
     "Every single round is exact: it begins with the recorded model, which the devices answered.",
     "The chained result is exact for the first round; later rounds apply recorded updates to another model.",

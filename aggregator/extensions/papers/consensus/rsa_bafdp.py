@@ -310,7 +310,7 @@ measured."""
 
 
 def weakness(steps: int) -> str:
-    """Return what attackers did to BAFDP with long forecasts; empty for shorter ones."""
+    """Return the known weakness of BAFDP with long forecasts; empty for shorter ones."""
     if steps < MANY_STEPS:
         return ""
     return (

@@ -64,7 +64,7 @@ class GraphSection:
     attention: Literal["full", "local"] = "full"  # pfgl: to all stations, or within order - 1 edges
     residual_ln: bool = False  # pfgl: also a residual path and a LayerNorm, as ASTGCN has
     astgcn_order: bool = False  # pfgl: ASTGCN: convolve h, attend over the weighted steps
-    # what computes the net: a file of exported graphs, or torch (pip install 'gridfed[train]')
+    # engine of the net: a file of exported graphs, or torch (pip install 'gridfed[train]')
     engine: Literal["exported", "torch"] = "exported"
     file: Path | None = None  # of export-graph, for a net that is not shipped
     dtype: Literal["float32", "float64"] = "float32"  # precision; torch alone has float64
