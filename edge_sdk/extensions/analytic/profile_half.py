@@ -28,8 +28,6 @@ CHUNK = 32
 """Windows whose inputs are in memory at once."""
 YEAR = 1464
 """Most windows that a device learns from: the newest ones."""
-JUDGED = 256
-"""Most windows whose errors give residual days and the share of the model: the newest ones."""
 PASSES = 4
 """Passes of re-weighted least squares of an own part."""
 NO_OWN_PART = 1e8
@@ -69,6 +67,11 @@ class IssuedWindows:
 
     def __len__(self) -> int:
         return len(self.numbers)
+
+    def evenly(self, most: int) -> IssuedWindows:
+        """Return some windows of the whole record, evenly."""
+        count = min(most, len(self))
+        return replace(self, numbers=self.numbers[np.arange(count) * len(self) // max(count, 1)])
 
     def newest(self, most: int) -> IssuedWindows:
         return replace(self, numbers=self.numbers[-most:])
@@ -160,11 +163,14 @@ def with_own_part(run: Run, windows: IssuedWindows, p: Vector, spec: ParamSpec) 
     if strength < NO_OWN_PART:
         strength *= min(1.0, LEARNED / len(windows))
     own = own_parts(run, windows, p, strength)
-    found = [run("own_errors", p=p, own=own, **one) for one in windows.newest(JUDGED).blocks()]
+    made = np.array(p, np.float32)
+    shape = next(one.shape for one in spec.layers if one.name == "residuals")
+    prior = made[places["residuals"]].reshape(shape).astype(np.float64)
+    # of the whole record: the newest month alone does not show how a season moves its days' sums
+    judged = windows.evenly(len(prior))
+    found = [run("own_errors", p=p, own=own, **one) for one in judged.blocks()]
     residuals = np.concatenate([one[0] for one in found])
     losses = np.sum([one[1] for one in found], axis=0)
-    made = np.array(p, np.float32)
-    prior = made[places["residuals"]].reshape(-1, residuals.shape[1]).astype(np.float64)
     made[places["residuals"]] = joined_residuals(residuals, prior, len(prior)).ravel()
     # the same for the expected value: one of its own follows single days too far
     made[places["own"]] = np.tile(own[2], 2)

@@ -194,6 +194,11 @@ def test_windows_are_learned_from_every_six_hours_of_local_time(step):
     assert (windows.numbers * step == frame.times[issues_of(frame)]).all()
     assert sum(len(one["x"]) for one in windows.blocks()) == len(windows)
     assert len(IssuedWindows.of(local.run, Drawable(frame, np.zeros(0, np.int64)))) == 0
+    some = windows.evenly(5).numbers  # of all times of the day, from the whole record
+    assert set(some) <= set(windows.numbers)
+    assert some[0] == windows.numbers[0]
+    assert some[-1] >= windows.numbers[len(windows) * 3 // 4]
+    assert (windows.evenly(10**6).numbers == windows.numbers).all()
 
 
 def test_the_first_days_are_blended_with_the_mean_profile():
