@@ -1,4 +1,4 @@
-"""Ditto, APFL and FedRep: worked numbers, limits, and both halves with restarts."""
+"""Ditto, APFL, FedRep and FedBABU: worked numbers, limits, and both halves with restarts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edge_sdk.protocol.contract.method import CONTRACTS, END, Task, answered
 from edge_sdk.protocol.contract.parameter_layout import ParamSpec
 from tests.pairs.line import SPEC, device
 
-METHODS = ("ditto", "apfl", "fedrep")
+METHODS = ("ditto", "apfl", "fedrep", "fedbabu")
 START = np.zeros(2, np.float32)
 
 
@@ -100,6 +100,22 @@ def test_fedrep_by_hand():
     assert update.vector.tolist() == pytest.approx([-0.64])
 
 
+def test_fedbabu_by_hand():
+    """The body moves by 0.8 under a head that stays; a copy of both takes a further step of 0.64."""
+    half = device("fedbabu", "a", 4.0)
+    state, (update,) = half.apply(
+        half.init(START), asked("fedbabu", steps=1, tune_steps=1, rate=0.1)
+    )
+    assert update.vector.tolist() == pytest.approx([-0.8])
+    assert state.p.tolist() == pytest.approx([0.8, 0.0])
+    assert half.model(state)["p"].tolist() == pytest.approx([1.44, 0.64])
+    again, _ = half.apply(state, asked("fedbabu", steps=1, tune_steps=0, rate=0.1))
+    assert half.model(again)["p"].tolist() == half.model(again)["fleet"].tolist()
+    over, effects = half.apply(state, end(7.0))
+    assert (effects, over.p.tolist()) == ((), [7.0, 0.0])
+    assert over.own.tobytes() == state.own.tobytes()
+
+
 def test_fedrep_needs_layers_of_the_device():
     row = SERVERS["fedrep"]
     with pytest.raises(SchemaError, match=r"^run\.shared"):
@@ -141,7 +157,9 @@ def test_a_step_to_infinity_changes_no_own_model_and_sends_nothing(method):
 def test_devices_with_different_targets_each_reach_their_own(method):
     """Targets 1 and 5: a fleet's model alone is wrong by 2 on both."""
     targets = {"a": 1.0, "b": 5.0}
-    more = {"ditto": {"pull": 0.05}, "apfl": {"share": 0.7}, "fedrep": {}}[method]
+    more = {"ditto": {"pull": 0.05}, "apfl": {"share": 0.7}, "fedbabu": {"tune_steps": 20}}.get(
+        method, {}
+    )
     one = server(method, quorum=2, rate=0.05, **more)
     devices = {name: device(method, name, target) for name, target in targets.items()}
     states = {name: half.init(START) for name, half in devices.items()}

@@ -298,6 +298,11 @@ FEDREP = _plugin(
     "personalised.personal_copy:FEDREP",
     "personal_copy:fedrep",
 )
+FEDBABU = _plugin(
+    {"train": replace(TRAIN, numbers=(STEPS, RATE, Number("tune_steps", 0, 65536)))},
+    "personalised.personal_copy:FEDBABU",
+    "personal_copy:fedbabu",
+)
 BIGFL = _plugin(_BILEVEL, "bilevel.bigfl:METHOD", "bilevel:bilevel_half")
 PFGL = _plugin(_SPLIT, "split.pfgl:PFGL_METHOD", "split.split:split_half")
 CNFGNN = _plugin(_SPLIT, "split.pfgl:CNFGNN", "split.split:split_half")

@@ -1,4 +1,4 @@
-"""Ditto, APFL and FedRep on a device: FedAvg's answer, and a model of the device's own beside it.
+"""Ditto, APFL, FedRep and FedBABU on a device: FedAvg's answer, and a model of the device's own beside it.
 
 A device answers as in FedAvg and never sends its own model, so aggregation, rules and noise are
 those of FedAvg. It forecasts with its own model; the fleet's stands beside it as a candidate.
@@ -184,6 +184,46 @@ def fedrep(local: TrainingContext, settings: LocalSgd) -> Half[LocalState]:
         return LocalState(second.p), (answer(local, event, change, second.report),)
 
     return Half(LocalState, apply, model=lambda state: {"p": state.p})
+
+
+def fedbabu(local: TrainingContext, settings: LocalSgd) -> Half[PersonalCopy]:
+    """Train the shared layers under personal ones that never move; forecast with a tuned copy of both.
+
+    The copy takes ``tune_steps`` steps on all layers from each round's model. The paper tunes once, after
+    the run; a device forecasts during the run as well.
+
+    Reference:
+        Oh, Kim and Yun, FedBABU: Toward Enhanced Representation for Federated Image Classification, ICLR
+        2022, algorithm 1.
+    """
+
+    def apply(state: PersonalCopy, event: Event) -> tuple[PersonalCopy, Effects]:
+        received = received_model(event, local.spec)
+        if received is None or not isinstance(event, Task):
+            return state, ()
+        placed = local.spec.place(state.p, received)
+        if event.ask == END:
+            return replace(state, p=placed), ()
+        optimiser = settings.optimiser_of(event.values)
+        steps, tune = settings.steps_of(event.values), int(event.values.get("tune_steps", 0))
+        fresh, spec = settings.minibatch == "fresh", local.spec
+        body = train(
+            local,
+            chain(_only_shared(spec), optimiser),
+            placed,
+            None,
+            steps=steps,
+            of_round=event.round,
+            fresh=fresh,
+        )
+        if not (body.report and body.is_finite):
+            return replace(state, p=placed), ()
+        tuned = train(local, optimiser, body.p, None, steps=tune, of_round=event.round, fresh=fresh)
+        change = received - spec.shared(body.p)
+        own = tuned.p if tuned.is_finite else body.p
+        return PersonalCopy(body.p, own), (answer(local, event, change, body.report),)
+
+    return Half(PersonalCopy, apply, model=PersonalCopy.model)
 
 
 def _only_shared(spec: ParamSpec) -> Transform:

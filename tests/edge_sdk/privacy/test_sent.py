@@ -206,6 +206,7 @@ NUMBERS = {
     "check_every": 1.0, "cons_rate": 0.1, "counted": 1.0, "smooth": 0.1, "ridge": 0.1, "own": 0.5,
     "of": 1.0, "iterations": 3.0, "damping": 1.0, "batches": 1.0, "weight": 1.0,
     "own_steps": 2.0, "pull": 0.1, "share": 0.5, "share_rate": 0.01, "head_steps": 2.0, "beta": 0.5,
+    "tune_steps": 2.0,
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Ditto, APFL and FedRep on the server: FedAvg, whose devices keep models of their own."""
+"""Ditto, APFL, FedRep and FedBABU on the server: FedAvg, whose devices keep models of their own."""
 
 from __future__ import annotations
 
@@ -58,6 +58,22 @@ class FedRep:
         return Averaging(sgd(self.server_rate), rounds, task(self.steps, self.rate) | values)
 
 
+@dataclass(frozen=True, slots=True)
+class FedBabu:
+    """FedAvg of the shared layers under personal ones that never move; a device tunes a copy."""
+
+    steps: Steps = 4  # steps a round on the shared layers
+    rate: Rate = 1e-3  # learning rate of both
+    tune_steps: Steps = (
+        8  # steps a round of the copy with which the device forecasts, on all layers
+    )
+    server_rate: Rate = 1.0  # fraction of the average difference that the server applies
+
+    def bound(self, rounds: Rounds) -> Averaging:
+        values = {"tune_steps": float(self.tune_steps)}
+        return Averaging(sgd(self.server_rate), rounds, task(self.steps, self.rate) | values)
+
+
 def fedrep(setup: Setup) -> Half[Any]:
     """Return FedAvg's server half; raise SchemaError where no layer is personal."""
     if setup.spec is not None and setup.spec.shared_size == setup.spec.size:
@@ -68,3 +84,4 @@ def fedrep(setup: Setup) -> Half[Any]:
 DITTO = Method(Ditto, fedavg, is_stepped=True)
 APFL = Method(Apfl, fedavg, is_stepped=True)
 FEDREP = Method(FedRep, fedrep, is_stepped=True)
+FEDBABU = Method(FedBabu, fedrep, is_stepped=True)

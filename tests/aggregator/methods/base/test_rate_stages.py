@@ -133,8 +133,8 @@ def test_the_rate_is_that_of_the_stage_that_holds_the_round(lengths, completed):
 @pytest.mark.parametrize("method", sorted(SERVERS))
 def test_stages_are_taken_where_only_devices_compute_with_the_rate(method):
     taken = {
-        "afl", "apfl", "cached", "ditto", "fedadam", "fedasync", "fedatt", "fedavg", "fedavgm", "fedbuff", "fedda",
-        "fedgru", "fedntp", "fedprox", "fedrep", "fesem", "ifca", "nbafl", "pfl", "udp", "worker_momentum",
+        "afl", "apfl", "cached", "ditto", "fedadam", "fedasync", "fedatt", "fedavg", "fedavgm", "fedbabu", "fedbuff",
+        "fedda", "fedgru", "fedntp", "fedprox", "fedrep", "fesem", "ifca", "nbafl", "pfl", "udp", "worker_momentum",
     }  # fmt: skip
     assert takes_stages(CONTRACTS[method]) == (method in taken)
     if method in taken:
