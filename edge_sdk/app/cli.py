@@ -50,10 +50,6 @@ def subcommand(reference: str, summary: str) -> Subcommand:
 
     The module, or the class in it, has ``run`` and ``add_arguments``; its docstring is the description in
     ``--help``.
-
-    Args:
-        reference: Full name of the module, or ``module:class``.
-        summary: One line in the program's ``--help``.
     """
     reference += "" if ":" in reference else ":"  # without it, resolve_name hides a missing package
 

@@ -1,34 +1,8 @@
 """Find the extensions of a program without importing them, and import those that are configured.
 
 A program's extensions are the packages below its folder ``extensions``; ``index.toml`` there lists
-them, and packages of other people offer more as entry points. A row of the index:
-
-    [weather]                                  # the package below ``extensions``
-    section = "settings:WeatherSection"        # settings of the table [weather] of the configuration
-    configured = ["weather.publish"]           # keys, one of which must be set and not false; after
-                                               # a "=", the value that the key or a list there has
-    table = "weather"                          # name of that table; without it the row's own
-    extension = "weather:EXTENSION"            # class with the hooks that the program calls
-    begins = "training"                        # a device imports it before its first training
-    agent = "agent:AgentWeather"               # part that a device's agent runs beside its client
-    device = "several:of_agent"                # function that opens several clients in place of one
-    check = "settings:refuse"                  # function that refuses a configuration
-    bundle = "weather"                         # section of the manifests of bundles whose functions
-                                               # (``functions``) and runtime (``form``) are its own
-    tables = "CREATE TABLE IF NOT EXISTS …;"   # tables of the aggregator's database that are its own
-    records = "trial "                         # begin of the names of its records in a device's store
-    saved = "settings:saved_status"            # function for ``status``; also called where it
-                                               # has records and is not configured
-    paths = ["file"]                           # keys of a section of its source or output that name files
-    off = { weather = "none" }                 # entries of ``status`` where it is not configured
-    [weather.keys]                             # keys in tables of the core: default and meaning
-    "accept.weather" = [false, "read the weather of the region"]
-    [weather.commands]
-    weather = ["commands.weather", "Publish the weather of a region to devices, signed."]
-    [weather.messages]                         # kinds of messages that it declares
-    weather = "messages:WeatherMessage"
-    [weather.sources]                          # entries of a plug-in registry
-    fleet-weather = "fleet_weather:fleet_weather"
+them, and packages of other people offer more as entry points. The head of
+``edge_sdk/extensions/index.toml`` explains the keys of a row.
 
 Other keys name what one part of a program loads when it first needs it, configured or not; that part
 describes the object (``session.bodies``, ``session.identity``, ``session.task_inbox``,
@@ -112,11 +86,7 @@ class ExtensionEntry:
 
 
 class ExtensionIndex(Mapping[str, ExtensionEntry]):
-    """The extensions of one program, by name, in the order of their index.
-
-    Args:
-        program: Top-level package, such as ``edge_sdk``.
-    """
+    """The extensions of one program, by name, in the order of their index."""
 
     def __init__(self, program: str) -> None:
         self.program = program

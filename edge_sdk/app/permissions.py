@@ -61,13 +61,7 @@ def make_private_file(path: Path) -> None:
 
 @contextmanager
 def open_private(path: Path, mode: str = "w", **how: Any) -> Iterator[IO[Any]]:  # noqa: ANN401 - as open takes it
-    """Open a file for writing, with mode 0600; an existing one is tightened before.
-
-    Args:
-        path: The file; a device such as ``/dev/stdout`` is opened unchanged.
-        mode: Mode of ``open``: ``w``, ``wb`` or ``ab``.
-        how: Further arguments of ``open``.
-    """
+    """Open a file for writing, with mode 0600; an existing one is tightened before."""
     if not path.exists() or path.is_file():
         make_private_file(path)
     with path.open(mode, **how) as file:

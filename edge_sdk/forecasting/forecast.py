@@ -93,11 +93,6 @@ def predict(
     The model needs a complete window and must answer with finite numbers; otherwise the same slots
     of the last known day are returned, and if these were not measured either, NaN. Without any
     reading there is nothing that a forecast could follow, and the forecast has no times.
-
-    Args:
-        graph: The bundle's forecast graph.
-        levels: Levels of the quantiles that the graph predicts.
-        ends: Moves the ends of the interval; None leaves the model's.
     """
     if not len(frame):
         return Forecast(np.zeros(0, np.int64), np.zeros(0), frame.target.unit, "none")
@@ -117,13 +112,7 @@ def forecast_of(
     ends: EndsOf | None,
     source: str = "model",
 ) -> Forecast:
-    """Return the forecast of predicted quantiles after the newest row.
-
-    Args:
-        predicted: Quantiles in order, ``(horizon, levels)``.
-        ends: As for ``predict``.
-        source: Name of what predicted them.
-    """
+    """Return the forecast of predicted quantiles after the newest row."""
     times, unit = _times(frame), frame.target.unit
     values = predicted[:, levels.index(0.5)]
     if len(levels) == 1:
@@ -147,12 +136,6 @@ def fan(
     Levels that the model predicted in the wrong order are sorted: sorting never raises the sum of
     their pinball losses (Chernozhukov et al. 2010, doi:10.3982/ECTA7880, proposition 4). Values
     that cannot be negative are bounded by zero.
-
-    Args:
-        graph: The bundle's forecast graph: p, x to yhat.
-        origins: Rows with complete windows before them.
-        levels: Levels of the quantiles, as many as the graph predicts.
-        size: Windows in one call of the graph; as many as ``NUMBERS`` allows if left out.
     """
     horizon, wide = frame.window.horizon, len(levels)
     numbers = frame.window.lookback * frame.channels.shape[1]

@@ -167,12 +167,7 @@ class Series:
         return column[self._first - self._base : self._end - self._base].copy()
 
     def add(self, reading: Reading, *, latest: float = math.inf) -> ReadingOutcome:
-        """Merge one reading and return its outcome; never raises for the content of a reading.
-
-        Args:
-            latest: Later readings are refused: the device's clock and a tolerance. Without it one
-                timestamp of the year 2099 would remove all other readings.
-        """
+        """Merge one reading and return its outcome; never raises for the content of a reading."""
         seen = self._judge(reading, latest)
         if seen is None:
             slot = math.floor(reading.time / self.step)

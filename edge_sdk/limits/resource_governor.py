@@ -37,15 +37,7 @@ class ResourceGovernor:
         written: Callable[[], int] | None = None,
         deferral: Deferral | None = None,
     ) -> None:
-        """Continue from the counters of the previous process.
-
-        Args:
-            used: Bytes written, with their day.
-            woken: Milliseconds awake, with their day.
-            now: Monotonic seconds.
-            written: Returns the bytes that this process has written; the kernel's count by default.
-            deferral: Further reason, of an extension.
-        """
+        """Continue from the counters of the previous process."""
         self._section, self.limits, self._deferral = section, limits_of(section), deferral
         self._written = written or bytes_written
         self.flash, self._counted = used, self._written()
@@ -64,13 +56,7 @@ class ResourceGovernor:
         return wake.with_others(other.wake for other in self._others)
 
     def look(self, now: float, wall: float, server: int | None) -> str:
-        """Count what was used, if that is due; return why training is forbidden, or an empty string.
-
-        Args:
-            now: Monotonic seconds.
-            wall: Unix seconds of this machine's clock, for the daily windows.
-            server: Server time in Unix milliseconds, if known; sets the day of the written bytes.
-        """
+        """Count what was used, if that is due; return why training is forbidden, or an empty string."""
         if now - self._looked < _LOOK_EVERY:
             return self.held
         self._looked = now
@@ -85,12 +71,7 @@ class ResourceGovernor:
         return self.held
 
     def live(self, now: float, server: int | None, *, awake: bool) -> None:
-        """Record the time since the last call, if it was spent training or waiting on the link.
-
-        Args:
-            now: Monotonic seconds.
-            server: Server time in Unix milliseconds, if known.
-        """
+        """Record the time since the last call, if it was spent training or waiting on the link."""
         if awake:
             self.wake = self.wake.use(round(1000 * max(0.0, now - self._last_call)), server)
         self._last_call = now
@@ -107,12 +88,7 @@ class ResourceGovernor:
         return self._woken(self.wake).is_spent(None if most is None else round(1000 * most))
 
     def has_wake_time(self, share: float, server: int | None) -> bool:
-        """Return whether less than a share of the day's wake time is used; always without a limit.
-
-        Args:
-            share: Share of the daily wake time, from 0 to 1.
-            server: Server time in Unix milliseconds, if known.
-        """
+        """Return whether less than a share of the day's wake time is used; always without a limit."""
         most = self.limits.daily_wake_time
         used = self._woken(self.wake.use(0, server)).used
         return most is None or used < 1000 * share * most

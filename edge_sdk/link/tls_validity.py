@@ -258,11 +258,7 @@ def look(named: Iterable[File]) -> Iterator[TlsFileState]:
 
 
 def refuse_expired(named: Iterable[File], now: float) -> list[TlsFileState]:
-    """Read files; return their states.
-
-    Args:
-        now: Unix seconds.
-    """
+    """Read files; return their states."""
     found = []
     for file in named:
         expiry_now = file.read()

@@ -180,12 +180,7 @@ class PrivacyAccount:
         return after
 
     def epsilon(self, unit: str | None = None, delta: float | None = None) -> float:
-        """Return the ε of all charges about one unit; infinite where no bound holds.
-
-        Args:
-            unit: Unit of the claim; the budget's if left out.
-            delta: δ of the claim; the budget's if left out.
-        """
+        """Return the ε of all charges about one unit; infinite where no bound holds."""
         unit, delta = unit or self.limit.unit, delta or self.limit.delta
         if not self.is_known:
             return math.inf
@@ -226,11 +221,7 @@ class PrivacyAccount:
         return is_counted and (math.isinf(self.limit.epsilon) or self._fits(charge, 1))
 
     def summary(self, charge: PrivacyCharge | None = None) -> dict[str, Any]:
-        """Return the spent and allowed amounts as numbers; infinite is None, for JSON.
-
-        Args:
-            charge: Cost of the next release, to compute how many are left.
-        """
+        """Return the spent and allowed amounts as numbers; infinite is None, for JSON."""
         worth, allowed = self.epsilon(), self.limit.epsilon
         result: dict[str, Any] = {
             "unit": self.limit.unit,

@@ -109,14 +109,6 @@ def mechanism_of(
     measured: frozenset[str],
     entropy: Entropy = os.urandom,
 ) -> Mechanism:
-    """Return the mechanism of a plan, to be attached at its point.
-
-    Args:
-        plan: Plan from ``validation.plan_of``.
-        shelf: The device's store.
-        clock: Function that returns milliseconds since 1970, for the ledger.
-        measured: Names of the update's scalars that are derived from readings.
-        entropy: Source of random bytes; only a test passes another one.
-    """
+    """Return the mechanism of a plan, to be attached at its point."""
     made: Mechanism = resolve_name(plan.point.mechanism)(plan, measured, entropy, shelf, clock)
     return made

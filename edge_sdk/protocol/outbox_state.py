@@ -106,11 +106,7 @@ class OutboxEntry:
         return ref(self.digest)
 
     def offer(self, chunk: int, *, ahead: int | None = None) -> OfferMessage:
-        """Return the offer of 300 bytes that replaces the body on every later attempt.
-
-        Args:
-            ahead: Chunks that follow the offer without a grant; None for none.
-        """
+        """Return the offer of 300 bytes that replaces the body on every later attempt."""
         return OfferMessage(
             of=self.kind,
             digest=self.digest,

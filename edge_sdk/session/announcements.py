@@ -96,10 +96,6 @@ class KeysAdopted:
 class Announcements:
     """The keys and the bundle announcement in force on one device.
 
-    Args:
-        downloads: downloader of a bundle that is not installed.
-        methods: Names of the methods that this device accepts.
-
     Attributes:
         ring: The trusted keys.
         bundle: The bundle announcement in force, or None before the first of the present run.

@@ -90,11 +90,7 @@ class Connection:
             parts.link.link.reconnect(REPLACED)
 
     def state_again(self, now: float) -> None:
-        """Send another hello after a change of the keys, or of the refused root, in the last hello.
-
-        Args:
-            now: Seconds of the monotonic clock.
-        """
+        """Send another hello after a change of the keys, or of the refused root, in the last hello."""
         parts = self._parts
         root = parts.announcements.ring.root
         is_due = parts.refused_root.follow(parts.link.refusals, root, now)

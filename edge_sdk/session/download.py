@@ -123,10 +123,6 @@ class Downloader:
 
     Where a round begins for all devices at once, the slots stay subscribed after a download. The
     parts of the next model then arrive before its manifest, without a request of this device.
-
-    Args:
-        rng: Source of the times at which devices begin.
-        now: Returns the seconds of the monotonic clock.
     """
 
     def __init__(
@@ -252,11 +248,7 @@ class Downloader:
         return DownloadCompleted(download.manifest, download.announced, body, is_step)
 
     def refuse(self, refusal: m.RefusalMessage, *, shortest: float) -> bool:
-        """Process a refusal of the requested chunks; return False if it is about something else.
-
-        Args:
-            shortest: Minimum seconds until the next request.
-        """
+        """Process a refusal of the requested chunks; return False if it is about something else."""
         download = self._download
         if download is None or refusal.id != download.receiving.id:
             return False
@@ -303,9 +295,6 @@ class NewestModel:
 
 def whole_model(manifest: m.ModelMessage, body: bytes, size: int) -> Vector:
     """Decode the vector; the digest is verified, so a contradiction is the server's fault.
-
-    Args:
-        body: The content body, whose digest is the announced one.
 
     Raises:
         Refused: MALFORMED, WRONG_SIZE or NOT_FINITE.

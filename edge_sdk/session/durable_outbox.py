@@ -51,11 +51,6 @@ FromAggregator = (
 class DurableOutbox:
     """The outbox of one device. Its numbers and entries are always saved before a byte is sent.
 
-    Args:
-        rng: Source of the retry jitter.
-        now: Returns the seconds of the monotonic clock.
-        base: Shortest wait for an answer in seconds.
-
     Attributes:
         state: State of the pure machine.
     """
@@ -173,11 +168,7 @@ class DurableOutbox:
     def release(
         self, entry: outbox_state.OutboxEntry, stored: outbox_state.OutboxEntry | None = None
     ) -> tuple[BudgetRefused, ...]:
-        """Send an entry that the store already holds.
-
-        Args:
-            stored: The entry as it is in the store, with its numbers; None if only the entry is.
-        """
+        """Send an entry that the store already holds."""
         self._saved = (*self._saved, stored or entry)
         if stored is not None:
             numbers = replace(self.state.numbers, seq=entry.seq, spent=entry.spent)

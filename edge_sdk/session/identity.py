@@ -236,9 +236,6 @@ class KeyReplacement:
 class IdentityKeys:
     """The identity key in use, a ``RemovableSigner``.
 
-    Args:
-        key: Key of the configured file or token.
-
     Attributes:
         is_shared: True if further participations use the key, which is then not replaced.
         replacement: What replaces the key; loaded when a replacement is ordered or under way.

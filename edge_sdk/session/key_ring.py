@@ -226,9 +226,6 @@ class RefusedKeys:
 class RefusedRoot:
     """The root whose list of keys a device refuses.
 
-    Args:
-        store: Store that keeps it for ``status`` and the next start.
-
     Attributes:
         pair: Key id of the device's root, then of the refused one, 8 bytes each; empty if none.
     """
@@ -244,10 +241,6 @@ class RefusedRoot:
 
     def follow(self, refusals: RefusedKeys, root: RootKeys, now: float) -> bool:
         """Record refusals of the link, and log each once; a change counts at most once a minute.
-
-        Args:
-            root: The root that the device trusts.
-            now: Seconds of the monotonic clock.
 
         Returns:
             True if another hello has to state what has changed.

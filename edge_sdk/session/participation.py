@@ -21,11 +21,6 @@ BUDGET_EXHAUSTED = "budget"
 class Participation:
     """The reasons for which a device releases nothing, kept across restarts where they must be.
 
-    Args:
-        store: Store that keeps the operator's decisions.
-        outbox: Outbox, for refusals and its capacity.
-        inbox: Task inbox, for the phase of the run.
-
     Attributes:
         is_held: True while an operator's command stops the device.
         is_wipe_ordered: True from the command to erase the device's state on.
@@ -127,12 +122,7 @@ SHARE = 256
 
 
 class LinkQuota:
-    """The daily quota of one device's link.
-
-    Args:
-        store: Store that keeps the count.
-        own: Quota of the device's own configuration, or None.
-    """
+    """The daily quota of one device's link."""
 
     def __init__(self, store: DeviceStore, own: int | None) -> None:
         self._store, self._own = store, own
@@ -157,13 +147,7 @@ class LinkQuota:
         return used.is_spent(lesser(announced, self._own))
 
     def count(self, crossed: int, now: int | None, *, announced: int | None) -> None:
-        """Count the bytes since the last call, and log once when the quota is used up.
-
-        Args:
-            crossed: Payload bytes of both directions since the start of the process.
-            now: Server time in Unix milliseconds; None if it is not known.
-            announced: Quota of the welcome, or None.
-        """
+        """Count the bytes since the last call, and log once when the quota is used up."""
         was_spent = self.is_spent(announced)
         self._day = self._day.use(crossed - self._counted, now)
         self._counted = crossed
@@ -194,9 +178,6 @@ class RunChoice:
 
     A declined run is tried again after the next welcome: settings, sources and software may have
     changed.
-
-    Args:
-        store: Store that keeps the declined runs, for the ``status`` command.
     """
 
     def __init__(self, store: DeviceStore) -> None:

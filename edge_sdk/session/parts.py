@@ -30,24 +30,7 @@ from edge_sdk.store.store import DeviceStore
 
 
 class SessionParts:
-    """The parts of one device's session, made from the saved state.
-
-    Args:
-        store: Store that keeps what must survive a power cut.
-        signer: Signing key of the device.
-        agenda: Work that waits on the device; read, never changed.
-
-    Attributes:
-        counts: Event counters, by name.
-        bodies: Encryption of messages.
-        announcements: Keys and the bundle announcement in force.
-        refused_root: The root whose list of keys the device refuses.
-        outbox: Releases that wait for their receipts.
-        participation: Reasons for which nothing is released.
-        set_aside: Messages that are skipped after a defect.
-        choice: Runs of the last welcome, and those that the device declines.
-        identity: Identity key of this device, and the one that is to replace it.
-    """
+    """The parts of one device's session, made from the saved state."""
 
     def __init__(
         self,
@@ -133,12 +116,7 @@ class SessionParts:
 
 
 class MetricsReporter:
-    """The metrics of one device.
-
-    Args:
-        link: Link, for the bytes that crossed it, and to send the report.
-        time: Clock, for the seconds since the start.
-    """
+    """The metrics of one device."""
 
     def __init__(
         self,

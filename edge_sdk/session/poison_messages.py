@@ -42,11 +42,7 @@ def digest_of(*parts: object) -> bytes:
 
 
 class SetAside:
-    """The digests of skipped messages, kept in the store, with a count of defects.
-
-    Args:
-        counts: Counters; defects are counted under ``COUNT``.
-    """
+    """The digests of skipped messages, kept in the store, with a count of defects."""
 
     def __init__(self, store: DeviceStore, counts: Counter[str]) -> None:
         self._store, self._counts = store, counts
@@ -63,10 +59,6 @@ class SetAside:
         """Save a digest, count the defect, and log its trace.
 
         On a full disk the digest is kept for this process only.
-
-        Args:
-            what: Kind of the message or the action.
-            run: Run of the message, or else of the device; 0 before the first.
         """
         self._counts[COUNT] += 1
         if digest in self._digests:  # a repeated failure wears neither flash nor log

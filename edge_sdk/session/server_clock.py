@@ -92,10 +92,6 @@ class ServerClock:
         """Adopt an announced time; return whether it is doubtful, so that the time must be requested.
 
         It is in doubt if the announcement is a day behind the present estimate.
-
-        Args:
-            t: Server time in Unix milliseconds.
-            may_request: True if a request can be sent now.
         """
         known = self.now()
         self._time = self._time.adjust(t, self.uptime, wall=self._clock.wall())
@@ -107,13 +103,7 @@ class ServerClock:
         return True
 
     def correct(self, t: int, *, is_sound: bool) -> None:
-        """Adopt and save the time of a welcome that answers this process's hello.
-
-        Args:
-            t: Server time in Unix milliseconds.
-            is_sound: True if a key of the aggregator is valid at that time; otherwise it is
-                ignored.
-        """
+        """Adopt and save the time of a welcome that answers this process's hello."""
         before = self._time.kept(self.uptime)
         if is_sound:
             self._time = self._time.adjust(t, self.uptime, wall=self._clock.wall(), bound=True)

@@ -30,15 +30,7 @@ _HOURLY = 3600.0
 
 
 class Session:
-    """The session of one device with its fleet. Single-threaded, driven by ``serve``.
-
-    Args:
-        parts: The parts of the session; some of them are attributes here, too.
-
-    Attributes:
-        connection: The connection to the broker.
-        arrivals: The messages that arrive.
-    """
+    """The session of one device with its fleet. Single-threaded, driven by ``serve``."""
 
     def __init__(self, parts: SessionParts) -> None:
         self.parts = parts

@@ -56,11 +56,7 @@ class SignedLink:
         bodies: Bodies | None = None,
         hello_signer: Callable[[bytes], Signer] | None = None,
     ) -> None:
-        """Prepare the envelope; nothing is sent before ``connect``.
-
-        Args:
-            hello_signer: Returns the key that signs the hello with this reference; None: ``signer``.
-        """
+        """Prepare the envelope; nothing is sent before ``connect``."""
         self.refused: Counter[Reason] = Counter()
         self.unknown = 0
         self.bytes_up = self.bytes_down = 0

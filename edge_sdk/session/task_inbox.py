@@ -40,12 +40,6 @@ Events = Iterator[events.SessionEvent]
 class TaskInbox:
     """The tasks that a device receives: one for all devices, or one addressed to it alone.
 
-    Args:
-        store: Store that keeps the newest serial number.
-        clock: Server time, for the ends of rounds.
-        agenda: Work that waits on the device; read, never changed.
-        announcements: Announcements in force, with the name of the run.
-
     Attributes:
         log: Log of the run's manifests.
         seen: The newest announcements used.
@@ -166,9 +160,6 @@ class TaskInbox:
     def receive_model(self, manifest: m.ModelMessage, *, is_held: bool) -> Events:
         """Decide whether this device takes part in the round that a manifest opens.
 
-        Args:
-            is_held: True while an operator's command stops the device.
-
         Raises:
             Refused: As ``manifest_checks.judge_model``, ``manifest_checks.check_expiry`` and
                 the log's ``continued``.
@@ -237,9 +228,6 @@ class TaskInbox:
 
     def receive_task(self, task: m.TaskMessage, *, is_held: bool) -> Events:
         """Keep the newest task; work on it once, and on no older one.
-
-        Args:
-            is_held: True while an operator's command stops the device.
 
         Raises:
             Refused: WRONG_RUN for an older run; or as ``manifest_checks.judge_task``.

@@ -99,10 +99,6 @@ SOURCES: PluginRegistry[Callable[[Mapping[str, Any]], Source]] = PluginRegistry(
 def open_source(section: Mapping[str, Any], where: str) -> Source:
     """Create one configured source; nothing of it is opened yet.
 
-    Args:
-        section: ``[[source]]`` section of the configuration.
-        where: Origin named in an error message.
-
     Raises:
         Failure: An unknown type, or invalid keys.
     """

@@ -21,11 +21,7 @@ def state_folders(state: Path) -> list[Path]:
 
 
 def is_wipe_due(state: Path, keys: Iterable[Path]) -> bool:
-    """Return whether a wipe was ordered or begun, and has not ended. The agent must not run.
-
-    Args:
-        keys: Private key files, or the public key of one in a token, which a wipe deletes last.
-    """
+    """Return whether a wipe was ordered or begun, and has not ended. The agent must not run."""
     has_key = any(key.exists() for key in keys)
     found = [(_fact(one, WIPE_ORDERED), _fact(one, WIPED)) for one in state_folders(state)]
     return any((ordered and not wiped) or (wiped and has_key) for ordered, wiped in found)

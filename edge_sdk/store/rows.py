@@ -210,11 +210,7 @@ _BATCH = 4096  # rows read at a time
 
 
 class ReadingRows:
-    """Readings of a device's store; who writes them holds a transaction open.
-
-    Args:
-        db: Connection.
-    """
+    """Readings of a device's store; who writes them holds a transaction open."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db

@@ -50,12 +50,6 @@ def opened(
 ) -> tuple[sqlite3.Connection, Path, ExitStack]:
     """Open the file in a folder; create both if they are missing.
 
-    Args:
-        folder: The device's ``state`` folder.
-        read_only: True to read beside a running device.
-        exclusive: True to let nothing read beside it; SQLite's own lock takes the place of the lock file,
-            and two files stay open instead of four. The log beside the file stays below 1 MB.
-
     Returns:
         The connection, the file's path, and what closes it and releases its lock.
 

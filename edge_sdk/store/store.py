@@ -96,11 +96,6 @@ class DeviceStore:
     def open(cls, folder: Path, *, read_only: bool = False, exclusive: bool = False) -> DeviceStore:
         """Open the file in a folder; create both if they are missing.
 
-        Args:
-            folder: The device's ``state`` folder.
-            read_only: True to read only; works beside a running device, and creates nothing.
-            exclusive: True to let nothing read beside it, with two open files instead of four.
-
         Raises:
             StoreBusy: Another process uses this folder.
             StoreNewer: A newer version of this software wrote the file.

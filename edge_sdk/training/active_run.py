@@ -68,10 +68,6 @@ class ActiveRun:
     ) -> None:
         """Activate a bundle for the run announced last, and restore the learned state.
 
-        Args:
-            shell: Functions of the client; ``between_batches`` may raise ``GivenUp``.
-            agenda: Work that waits on the device.
-
         Raises:
             EdgeError: The bundle cannot be used here.
         """

@@ -257,10 +257,6 @@ def broker_of(
 ) -> Broker:
     """Return the options of the configured broker.
 
-    Args:
-        will: Returns the last will.
-        time: Clock at which certificates are judged; None for this machine's.
-
     Raises:
         ConfigError: Incompatible settings.
     """

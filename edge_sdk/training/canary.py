@@ -71,12 +71,7 @@ class CanaryWindows:
 
 
 def measure(graph: Graph, p: Vector, windows: CanaryWindows) -> Measured:
-    """Forecast the newest complete windows with the raw graph: nothing is clipped at zero.
-
-    Args:
-        graph: The bundle's forecast graph: p, x to yhat.
-        p: Parameter vector, all layers.
-    """
+    """Forecast the newest complete windows with the raw graph: nothing is clipped at zero."""
     if not np.isfinite(p).all():
         return Measured(1, finite=False, error=np.inf)
     frame, origins = windows.frame, windows.origins
@@ -99,11 +94,7 @@ def measure(graph: Graph, p: Vector, windows: CanaryWindows) -> Measured:
 
 
 class CanaryTest:
-    """The canary of one model: each vector is measured once on a series.
-
-    Args:
-        graph: The bundle's forecast graph: p, x to yhat.
-    """
+    """The canary of one model: each vector is measured once on a series."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph

@@ -309,13 +309,7 @@ class DefectGuard:
         *number: object,
         drop: Callable[[], None] = lambda: None,
     ) -> None:
-        """Run an action; after a defect skip it, and never repeat one that has a number.
-
-        Args:
-            what: Kind of the action, such as ``bundle`` or ``task``, or name of an extension.
-            number: Parts that identify what it works on.
-            drop: Discards what triggered the defect.
-        """
+        """Run an action; after a defect skip it, and never repeat one that has a number."""
         digest = digest_of(what, *number)
         if number and self._session.set_aside.holds(digest):
             if what == "bundle":

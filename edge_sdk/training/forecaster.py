@@ -31,12 +31,7 @@ class ServedForecast(Protocol):
         """Weight of each part of a mean, by name; empty for any other."""
 
     def quantiles(self, p: Vector, frame: ChannelFrame, origins: Ints) -> Floats:
-        """Forecast from origins at the model's levels, ``(n, horizon, levels)``, in the series' unit.
-
-        Args:
-            p: Whole vector of the bundle's model.
-            origins: Rows with complete windows.
-        """
+        """Forecast from origins at the model's levels, ``(n, horizon, levels)``, in the series' unit."""
 
 
 class Forecaster:
@@ -44,9 +39,6 @@ class Forecaster:
 
     A row of the index may name another class by ``forecaster``, which moves the interval's ends. It
     overrides the hooks below.
-
-    Args:
-        settings: Section ``[forecast]`` of the configuration.
 
     Attributes:
         kept: State of such a class, to be saved; None where there is none.
@@ -100,13 +92,7 @@ class Forecaster:
         source: str,
         trained: Vector | None = None,
     ) -> Forecast:
-        """Forecast the values after the newest reading.
-
-        Args:
-            graph: Graph to forecast with; perhaps one that the server helps.
-            source: Name of that graph in the forecast.
-            trained: Vector of the last training, where ``p`` has taken new windows since.
-        """
+        """Forecast the values after the newest reading."""
         if len(frame):
             self.follow(p, frame, trained)
         if self.served is not None and frame.is_ready:

@@ -128,12 +128,7 @@ class ModelRuntime:
     def observe_all(
         self, readings: Sequence[Reading], latest: Callable[[str], float]
     ) -> Counter[ReadingOutcome]:
-        """Merge readings as ``observe`` does one after another, and count the outcomes.
-
-        Args:
-            readings: Readings, oldest first.
-            latest: Returns by stream, the latest time of a measured value; later ones are announced.
-        """
+        """Merge readings as ``observe`` does one after another, and count the outcomes."""
         is_plain = not self.announced.streams
         columns = columns_of(readings, self.series, latest) if is_plain else None
         if columns is None:
@@ -158,12 +153,7 @@ class ModelRuntime:
         self._frame = self._learnable = None
 
     def call_before_training(self, name: str, function: Callable[[Vector], None] | None) -> None:
-        """Register a function that is called with the vector in use before each training.
-
-        Args:
-            name: Name of the caller; its former function is no longer called.
-            function: The function; None calls none.
-        """
+        """Register a function that is called with the vector in use before each training."""
         self._before_training.pop(name, None)
         if function is not None:
             self._before_training[name] = function
@@ -348,14 +338,7 @@ class ModelRuntime:
     def issued(
         self, found: Forecast, quality: ForecastQuality, *, now: float, run: int, version: int
     ) -> IssuedForecast:
-        """Return a forecast as outputs receive it.
-
-        Args:
-            quality: The served candidate, with its held-back error.
-            now: Unix seconds of this machine's clock.
-            run: Training run of the model.
-            version: Version of the common model.
-        """
+        """Return a forecast as outputs receive it."""
         manifest, series = self.manifest, self.series
         return IssuedForecast(
             device=self.config.id,

@@ -101,13 +101,7 @@ class BundleForm:
         *,
         is_alone: bool,  # noqa: ARG002
     ) -> Vector:
-        """Return the device's model, fitted to some windows only.
-
-        Args:
-            p: The model of all windows; returned where no other can be solved.
-            common: The fleet's model beside it.
-            is_alone: Whether the device has learned ``p`` without the fleet.
-        """
+        """Return the device's model, fitted to some windows only."""
         return p
 
 

@@ -48,13 +48,7 @@ def record(
     seen: NewestAnnouncements,
     residual: Residual | None = None,
 ) -> LearnedState:
-    """Return the state to be saved; a local round does not count as one of the run's.
-
-    Args:
-        state: Learned state of the half.
-        seen: The run, and the last task of it.
-        residual: Rounding error of the updates that has not been sent yet; None if exact.
-    """
+    """Return the state to be saved; a local round does not count as one of the run's."""
     is_local, scale = task.round >= OWN, learner.scale
     turn = (seen.attempt, seen.step) if is_local else (task.attempt, task.step)
     return LearnedState(
@@ -73,12 +67,7 @@ def record(
 
 
 class UpdateSealer:
-    """Maker of an update's outbox entry, whose bytes never change afterwards.
-
-    Args:
-        config: Configuration with the ids of device and fleet.
-        signer: Key of the device.
-    """
+    """Maker of an update's outbox entry, whose bytes never change afterwards."""
 
     def __init__(self, config: Config, signer: Signer) -> None:
         self._config, self._signer = config, signer
@@ -170,11 +159,7 @@ class UplinkEncoding:
 def encoding_of(
     enc: str, update: Update, task: Task, residual: Residual | None, *, device: str, run: int
 ) -> UplinkEncoding:
-    """Return the encoding of the update that answers a task.
-
-    Args:
-        residual: Rounding error of the run's updates that has not been sent yet; None if exact.
-    """
+    """Return the encoding of the update that answers a task."""
     if enc not in FEEDBACK:
         return UplinkEncoding(enc)
     found: UplinkEncoding = FEEDBACK[enc]()(enc, update, task, residual, device=device, run=run)

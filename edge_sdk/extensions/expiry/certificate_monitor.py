@@ -104,11 +104,7 @@ class ExpiryReminder:
         self._watch = Watch(tls_files(self.config))
 
     def turn(self, now: float) -> None:
-        """Check the files if a check is due.
-
-        Args:
-            now: Seconds of a monotonic clock.
-        """
+        """Check the files if a check is due."""
         if now < self._due:
             return
         self._due, wall = now + _EVERY, time.time()
