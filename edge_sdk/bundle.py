@@ -10,8 +10,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -364,6 +362,9 @@ def _refuse_rollback(folder: Path, bundle: Bundle) -> None:
 
 
 def _write(folder: Path, name: str, contents: Mapping[str, bytes]) -> None:
+    import shutil  # noqa: PLC0415 - for an installation
+    import tempfile  # noqa: PLC0415 - as above
+
     try:
         if (folder / name).is_dir():  # damaged, otherwise it would not be written again
             shutil.rmtree(folder / name)
@@ -394,6 +395,8 @@ def _sync(folder: Path) -> None:
 
 
 def _prune(folder: Path, *, keep: str) -> None:
+    import shutil  # noqa: PLC0415 - for an installation
+
     others = [path for path in folder.iterdir() if path.is_dir() and path.name != keep]
     for path in others:
         if path.name.startswith(".new-"):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.random.bit_generator import ISeedSequence
 from numpy.typing import NDArray
 
 from edge_sdk.app.lean_dataclass import dataclass
@@ -136,7 +136,7 @@ class TrainingContext:
         return windows.named(ids)
 
 
-class _Key(ISeedSequence):
+class _Key:
     """A seed that is the generator's key itself.
 
     ``Philox(key=...)`` draws a seed from the operating system before it takes the key, which is
@@ -152,6 +152,13 @@ class _Key(ISeedSequence):
         return self._words
 
 
+@cache
+def _register_key() -> None:
+    from numpy.random.bit_generator import ISeedSequence  # noqa: PLC0415 - 2 MB, with the first draw
+
+    ISeedSequence.register(_Key)
+
+
 def keyed(run: int, device: str, purpose: str, of_round: int) -> np.random.Generator:
     """Return a counter-based generator (Philox) for one purpose of one round.
 
@@ -161,6 +168,7 @@ def keyed(run: int, device: str, purpose: str, of_round: int) -> np.random.Gener
     >>> first == again, first == keyed(1, "meter-1", "batch", 8).random()
     (True, False)
     """
+    _register_key()
     text = "\0".join(("gridfed/1/draw", str(run), device, purpose, str(of_round)))
     digest = hashlib.sha256(text.encode()).digest()
     words = np.frombuffer(digest[15::-1], "<u8")  # of the first 16 bytes as one big-endian number

@@ -10,11 +10,14 @@ import hashlib
 import io
 import re
 import struct
-import zipfile
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from edge_sdk.errors import WireError
 from edge_sdk.protocol.keys import KID_SIZE, SIGNATURE_SIZE, Signer, kid_of, verify
+
+if TYPE_CHECKING:
+    import zipfile
 
 MANIFEST = "manifest.json"
 SIGNATURE = "manifest.sig"
@@ -26,9 +29,7 @@ _CONTEXT = b"gridfed/1/bundle\0"
 _STAMP = (1980, 1, 1, 0, 0, 0)  # the oldest date a zip can hold
 _MOST_FILES = 32
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
-_UNREADABLE = (  # every error that ``zipfile`` raises for bytes that are no readable zip
-    zipfile.BadZipFile,
-    zipfile.LargeZipFile,
+_UNREADABLE = (  # what ``zipfile`` raises, beside its own, for bytes that are no readable zip
     struct.error,
     ValueError,
     LookupError,
@@ -49,6 +50,8 @@ def pack(contents: Mapping[str, bytes]) -> bytes:
     >>> pack({"b": b"2", "a": b"1"}) == pack({"a": b"1", "b": b"2"})
     True
     """
+    import zipfile  # noqa: PLC0415 - with bz2 and lzma, when a bundle is opened
+
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_STORED) as archive:
         for name in sorted(contents):
@@ -72,6 +75,8 @@ def unpack(data: bytes) -> dict[str, bytes]:
     Traceback (most recent call last):
     edge_sdk.protocol.contract.archive.ArchiveError: not a bundle archive: packed in another way
     """
+    import zipfile  # noqa: PLC0415 - as above
+
     if len(data) > SIZE_LIMIT:
         raise ArchiveError(f"a bundle archive has at most {SIZE_LIMIT} bytes, this has {len(data)}")
     try:
@@ -79,7 +84,7 @@ def unpack(data: bytes) -> dict[str, bytes]:
             entries = archive.infolist()
             _check_entries(entries, len(data))
             contents = {entry.filename: archive.read(entry) for entry in entries}
-    except _UNREADABLE as error:
+    except (zipfile.BadZipFile, zipfile.LargeZipFile, *_UNREADABLE) as error:
         raise ArchiveError(f"not a bundle archive: {error}") from error
     if pack(contents) != data:
         raise ArchiveError("not a bundle archive: packed in another way")
@@ -100,7 +105,7 @@ def _check_entries(entries: Sequence[zipfile.ZipInfo], size: int) -> None:
         if entry.flag_bits:
             flaw = "encrypted" if entry.flag_bits & 1 else f"flagged 0x{entry.flag_bits:x}"
             raise ArchiveError(f"not a bundle archive: {name!r} is {flaw}, expected no flags")
-        if entry.compress_type != zipfile.ZIP_STORED or entry.compress_size != entry.file_size:
+        if entry.compress_type or entry.compress_size != entry.file_size:
             flaw = f"compression method {entry.compress_type}"
             raise ArchiveError(f"not a bundle archive: {name!r} has {flaw}, expected stored bytes")
         names.add(name)
