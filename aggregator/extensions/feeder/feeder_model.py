@@ -5,8 +5,8 @@ devices makes regular; the sum of what the devices expect, for which each sends 
 medians do not add up; and the mean of the newest days of the same kind. None is the best one on every feeder:
 their shares come from days that were forecast by coefficients of the days before them. A part of what the
 newest week missed in the middle is added, none if that was no help on these days. The interval is that of the
-errors on these days, by lead, and wider where those of the newest two weeks were larger: intervals of devices
-do not add up either.
+errors on these days, by lead, and wider where those of the newest two weeks were larger, or where more came to
+lie outside than was meant to: intervals of devices do not add up either.
 """
 
 from __future__ import annotations
@@ -43,6 +43,10 @@ BLOCKS = 8
 """Parts of the history; each of the newer half is forecast by coefficients of those before it."""
 FOLLOW = (0.0, 0.25, 0.5)
 """Candidate shares of the newest week's residual that correct a forecast."""
+ADAPTED = 0.08
+"""Change of the width's logarithm for each share of an origin's steps outside the interval above what is meant."""
+FEW = 60
+"""Held-back origins below which hours beside each other count together."""
 LEAST_ORIGINS = 14
 """Origins with a known day after them that the closed form needs."""
 _EQUAL = 10.0  # origins with equal shares, which are added to those that choose the shares
@@ -182,25 +186,52 @@ def fan(
     """
     own = own_forecast(now.rows, model.scale, model.coefficients)
     level = now.rows.level[:, None]
-    shift, width = recent_errors(model, model.residuals)
-    known = (model.residuals - shift[: -model.lag, None]) / width[: -model.lag, None]
-    shifts, widths = (shift[-1:], width[-1:]) if recent is None else recent
-    centre = combined(own, now, model.shares) + level * shifts[:, None]
-    spread = np.broadcast_to(level * widths[:, None], centre.shape)
-    ends = profile_fan(centre, np.asarray(spread), lead_quantiles(known, levels))
+    if recent is None:
+        shift, width = recent_errors(model, model.residuals)
+        recent = shift[-1:], width[-1:]
+    centre = combined(own, now, model.shares) + level * recent[0][:, None]
+    spread = np.broadcast_to(level * recent[1][:, None], centre.shape)
+    ends = profile_fan(centre, np.asarray(spread), _quantiles(model, levels))
     return np.concatenate([centre[:, :, None], ends], axis=2)
 
 
 def recent_errors(model: FeederModel, residuals: Floats) -> tuple[Floats, Floats]:
-    """Return the correction by recent residuals, and the relative size of recent errors, as known at each origin.
+    """Return what is added for what was missed lately, and how wide the interval is, as known at each origin.
 
     Args:
-        residuals: Of consecutive origins, in levels, shape ``(m, H)``.
+        residuals: Of consecutive origins, in levels, those of the model first, shape ``(m, H)``.
 
     Returns:
         Shift in levels, and width: the root of the newest two weeks' mean error over that of all days
-        of the model. Both of shape ``(m + lag,)``: the last are those of the origins that follow.
+        of the model, and wider after origins of which more was outside the interval than was meant to be,
+        narrower after others. Both of shape ``(m + lag,)``: the last are those of the origins that follow.
     """
+    shift, width = _recent(model, residuals)
+    ends = _quantiles(model, (LEVELS[0], LEVELS[-1]))
+    meant, step = 1.0 - (LEVELS[-1] - LEVELS[0]), 0.0
+    outside = np.full(len(residuals), meant)
+    for at in range(len(width)):
+        if at >= model.lag:
+            step = float(np.clip(step + ADAPTED * (outside[at - model.lag] - meant), -1.5, 1.5))
+        width[at] *= np.exp(step)
+        if at < len(residuals) and (seen := np.isfinite(residuals[at])).any():
+            missed = (residuals[at] - shift[at])[seen]
+            low, high = (width[at] * ends[seen]).T
+            outside[at] = np.mean((missed < low) | (missed > high))
+    return shift, width
+
+
+def _quantiles(model: FeederModel, levels: Sequence[float]) -> Floats:
+    """Return the quantiles of what held-back forecasts missed, in widths, shape ``(H, levels)``.
+
+    Where few days were held back, hours beside each other count together.
+    """
+    shift, width = (one[: -model.lag, None] for one in _recent(model, model.residuals))
+    around = min(3, FEW // len(model.residuals))
+    return lead_quantiles((model.residuals - shift) / width, levels, around=around)
+
+
+def _recent(model: FeederModel, residuals: Floats) -> tuple[Floats, Floats]:
     count, days = len(residuals) + model.lag, 14 * model.a_day
     width = np.ones(count)
     typical = max(float(np.nanmean(np.abs(model.residuals))), 1e-9)

@@ -40,8 +40,8 @@ class FeederSection:
     zone: str = "UTC"  # time zone of the feeders, such as Europe/Berlin
     most_days: Annotated[int, Between(14, 3650)] = 400  # newest days of which a forecast is made
     # label with a number above 0, such as the rated power or the energy of a year, by which a sum of
-    # some devices is scaled to all; empty, or where a device lacks it: by their number
-    weight: str = ""
+    # some devices is scaled to all; where a device of the feeder lacks it, or empty: by their number
+    weight: str = "kva"
     mqtt: FeederMqttSection | None = None  # broker to which forecasts that are stored are published
 
     def __post_init__(self) -> None:

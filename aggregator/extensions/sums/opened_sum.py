@@ -90,7 +90,8 @@ def opened_sums(config: AggregatorConfig, since: int = 0, label: str = "") -> li
         devices = {
             one.id: dict(one.labels) for one in store.devices.all() if one.state != "revoked"
         }
-        return list(_with_parts(found, table, devices, label))
+        has_label = any(label in labels for labels in devices.values())
+        return list(_with_parts(found, table, devices, label)) if has_label else found
 
 
 def _with_parts(

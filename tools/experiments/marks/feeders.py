@@ -11,7 +11,8 @@ the blocks before it, as devices do. The aggregator has the sums. Rows of a set:
 - ``history``: the closed form of the sum's own history;
 - ``feeder``: the forecast that the aggregator shows;
 - ``silent, number``: the same where another tenth of the devices is silent every day, in history and forecast,
-  scaled by the number of devices, and ``silent, power`` by the devices' highest load.
+  scaled by the number of devices, ``silent, power`` by the devices' highest load, and ``silent, energy`` by
+  their mean load, as a label with the energy of a year does.
 
 One JSON per set in --out; an interrupted call continues where it stopped.
 """
@@ -68,6 +69,8 @@ STRENGTHS = (0.03, 0.1, 1.0, math.inf)
 FIRST = 3
 """Known days before the first origin that is learned from."""
 SILENT = 0.1
+SCALES = ("number", "power", "energy")
+"""By which a sum without the silent devices is scaled to all."""
 _ROWS = 12_000
 
 
@@ -160,6 +163,7 @@ def run(data: Path, name: str) -> dict[str, Any]:
     def error(forecast: Floats) -> float:
         return float(np.abs(drawn - forecast)[seen].mean() / naive)
 
+    known = fleet.load[:, : fleet.train_end]
     covered = (quantiles[..., 1] <= drawn) & (drawn <= quantiles[..., -1])
     return {
         "set": name,
@@ -172,9 +176,8 @@ def run(data: Path, name: str) -> dict[str, Any]:
         "feeder": error(quantiles[..., 0]),
         "covered": float(covered[seen].mean()),
         "silent, number": error(_silent(fleet, learn, test, np.ones(len(fleet.load)))),
-        "silent, power": error(
-            _silent(fleet, learn, test, fleet.load[:, : fleet.train_end].max(axis=1))
-        ),
+        "silent, power": error(_silent(fleet, learn, test, known.max(axis=1))),
+        "silent, energy": error(_silent(fleet, learn, test, known.mean(axis=1))),
     }
 
 
@@ -301,7 +304,7 @@ def _forecast(
 
 def line(found: Mapping[str, Any]) -> str:
     """Return the row of a set."""
-    rows = ("devices alone", "history", "feeder", "silent, number", "silent, power")
+    rows = ("devices alone", "history", "feeder", *(f"silent, {of}" for of in SCALES))
     cells = " | ".join(f"{found[row]:.3f}" for row in rows)
     title = MARKS[found["set"]][0]
     covered = 100.0 * found["covered"]
@@ -317,8 +320,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     use(options.anchors)
     options.out.mkdir(parents=True, exist_ok=True)
-    print("| set | mark | devices | history | feeder | silent, number | silent, power | covered |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    print(
+        "| set | mark | devices | history | feeder |",
+        *(f"silent, {of} |" for of in SCALES),
+        "covered |",
+    )
+    print("| --- " * (6 + len(SCALES)) + "|")
     for name in options.set:
         path = options.out / f"feeder-{name}.json"
         if not path.exists():

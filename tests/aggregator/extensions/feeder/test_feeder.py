@@ -12,6 +12,7 @@ from aggregator.extensions.feeder.feeder import (
     feeder_forecast,
     feeders_of,
 )
+from aggregator.extensions.feeder.feeder_model import FeederModel, recent_errors
 from tests.aggregator.extensions.feeder.sums import DAY, MONDAY, Sum, load_of, sums_of
 
 UTC = ZoneInfo("UTC")
@@ -116,3 +117,16 @@ def test_a_stored_forecast_is_read_again_and_a_damaged_one_is_none(tmp_path, who
     assert len(list(tmp_path.iterdir())) == 1
     (tmp_path / "feeders" / "aa.json").write_text("{")
     assert len(list(book.all())) == 3
+
+
+def test_the_interval_widens_until_it_contains_what_it_is_meant_to():
+    draw = np.random.default_rng(3)
+    held = draw.normal(size=(120, 24))
+    later = 2.5 * draw.normal(size=(240, 24))
+    model = FeederModel(np.ones(1), np.ones((1, 1)), np.full(3, 1 / 3), held, 0.0, 4, 4)
+    shift, width = recent_errors(model, np.concatenate([held, later]))
+    ends = np.quantile(held, (0.1, 0.9))
+    inside = np.abs(later - shift[120:-4, None]) <= width[120:-4, None] * np.abs(ends).mean()
+    assert inside[:20].mean() < 0.7
+    assert 0.76 < inside[-120:].mean() < 0.84
+    assert width[100] == pytest.approx(1.0, abs=0.2)
