@@ -25,7 +25,7 @@ def test_every_built_in_rule_conforms(name):
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.slow if name in {"ditto", "fedrep"} else ())
+        pytest.param(name, marks=pytest.mark.slow if name in {"ditto", "fedbabu", "fedrep"} else ())
         for name in sorted(METHODS)
     ],
 )

@@ -83,11 +83,13 @@ class Square:
     seed: int  # of everything that is drawn
     rounds: int = ROUNDS  # of FedAvg
     encoding: str = "f4"  # of the honest answers; ``q8`` and ``q4`` with error feedback
+    beta: float = 0.0  # of the devices' momentum; 0 for FedAvg without any
 
     @property
     def file(self) -> str:
         words: tuple[str, ...] = ("e13", self.rule, self.attack or "none", self.before or "bare")
         words = words if self.encoding == "f4" else (*words, self.encoding)
+        words = (*words, f"beta{self.beta:g}") if self.beta else words
         return "-".join((*words, f"r{self.rounds}", f"s{self.seed}")) + ".json"
 
 
@@ -156,17 +158,19 @@ def _learnt(
     spec = bundle.manifest.spec(("",))
     first = redrawn(spec, bundle.initial, key(square.seed, "_agg", "initial", 0))
     devices, states = {}, {}
+    own = "worker_momentum" if square.beta else "fedavg"
     for name, cell in cells.items():
         cut = _spoilt(square, cell, bundle) if name in named else data.frame(cell, bundle.manifest)
         windows = Drawable(cut, data.origins(cell, cut, "train"))
         keyed = partial(key, square.seed, name)
         lent = TrainingContext(name, spec, bundle.graphs, _given(windows), BATCH, keyed)
-        devices[name] = DEVICE["fedavg"](lent, LocalSgd(adam, minibatch="fresh"))
+        devices[name] = DEVICE[own](lent, LocalSgd(adam, minibatch="fresh"))
         states[name] = devices[name].init(first)
-    method = SERVER["fedavg"]
-    settings = method.settings(steps=STEPS, rate=1e-3)
+    method = SERVER[own]
+    more = {"beta": square.beta} if square.beta else {}
+    settings = method.settings(steps=STEPS, rate=1e-3, **more)
     setup = Setup(rule, settings, Rounds(quorum=CLIENTS, limit=square.rounds), spec, square.seed)
-    lies = liars(square.attack, named, CLIENTS, CONTRACTS["fedavg"], square.seed)
+    lies = liars(square.attack, named, CLIENTS, CONTRACTS[own], square.seed)
     encoded = {} if square.encoding == "f4" else {x: Quantised(square.encoding) for x in cells}
     world = World(method.half(setup), devices, at_once, lies, encoded, states)
     common = spec.shared(first)
