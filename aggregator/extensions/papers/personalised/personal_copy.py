@@ -64,9 +64,7 @@ class FedBabu:
 
     steps: Steps = 4  # steps a round on the shared layers
     rate: Rate = 1e-3  # learning rate of both
-    tune_steps: Steps = (
-        8  # steps a round of the copy with which the device forecasts, on all layers
-    )
+    tune_steps: Steps = 8  # steps a round, on all layers, of the copy that forecasts
     server_rate: Rate = 1.0  # fraction of the average difference that the server applies
 
     def bound(self, rounds: Rounds) -> Averaging:
