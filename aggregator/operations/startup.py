@@ -37,7 +37,7 @@ def terms_of(config: AggregatorConfig) -> WelcomeTerms:
         single=0 if admission.workers else admission.max_single_bytes,
         quota=admission.daily_bytes,
         hold=admission.max_pending_updates,
-        caps=tuple(word for word in CAPS if word not in _not_offered(config)),
+        caps=CAPS,
         quotas=RateLimits(
             control=admission.messages_per_minute,
             volume=max(admission.daily_bytes // 8, 2 * CHUNK_LIMIT),
@@ -72,12 +72,6 @@ def bodies_of(
 def _codec(entry: ExtensionEntry, *args: Any) -> BodyCodec:  # noqa: ANN401 - those of ``bodies_of``
     codec: BodyCodec = entry.load("bodies")(*args)
     return codec
-
-
-def _not_offered(config: AggregatorConfig) -> set[str]:
-    """Return the abilities of extensions that are not configured."""
-    unused = (one for one in config.index.values() if not one.is_configured(config.tables))
-    return {word for entry in unused for word in entry.row.get("caps", ())}
 
 
 def started_broker(config: AggregatorConfig) -> Any:  # noqa: ANN401 - a BrokerProcess, imported late

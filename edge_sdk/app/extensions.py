@@ -74,8 +74,8 @@ class ExtensionEntry:
     def is_configured(self, tables: Mapping[str, Any]) -> bool:
         """Return whether a configuration asks for the extension.
 
-        >>> entry = ExtensionEntry("scores", "", {"configured": ["scores.report"]})
-        >>> entry.is_configured({"scores": {"report": True}}), entry.is_configured({"scores": {}})
+        >>> entry = ExtensionEntry("sums", "", {"configured": ["accept.sums"]})
+        >>> entry.is_configured({"accept": {"sums": True}}), entry.is_configured({"accept": {}})
         (True, False)
         >>> entry = ExtensionEntry("weather", "", {"configured": ["source.type=fleet-weather"]})
         >>> entry.is_configured({"source": [{"type": "csv"}, {"type": "fleet-weather"}]})

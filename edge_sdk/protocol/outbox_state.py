@@ -20,11 +20,8 @@ from edge_sdk.protocol.messages import (
 )
 from edge_sdk.protocol.transfer import FIRST_GAP, indices
 
-SCORES = "scores"
-"""Ability to answer to a histogram of scores; a welcome names it if the aggregator collects one."""
-
-CAPS = (*(enc for enc in ("b1", "b2", "q8", "q4") if enc in ENCODINGS), SCORES)
-"""Optional abilities of a device: tensor encodings of signs, quantised ones, and scores."""
+CAPS = tuple(enc for enc in ("b1", "b2", "q8", "q4") if enc in ENCODINGS)
+"""Optional abilities of a device: tensor encodings of signs, and quantised ones."""
 
 SOONEST_GAP = FIRST_GAP / 2
 """Shortest time in seconds that a receiver waits for chunks before it reports a gap."""

@@ -15,6 +15,7 @@ import pytest
 from aggregator.commands import main as cli
 from aggregator.config import AggregatorConfig
 from aggregator.extensions.model_log.program import main as witness
+from aggregator.extensions.scores.score_book import histograms
 from aggregator.extensions.sums.opened_sum import SumTable, opened_sums
 from aggregator.extensions.sums.sum_set import read_set
 from aggregator.extensions.sums.witness_command import read_keys
@@ -412,3 +413,35 @@ def test_the_audit_of_rounds_also_computes_the_sums_again(feeders):
     found = feeders.data(cli.main, [*words, "--json"])
     assert (found["sound"], found["sums"]["equal"]) == (True, 0)
     assert found["sums"]["older"] == found["sums"]["sums"]
+
+
+SCORES = """
+[sums]
+witness_open = "{witness_open}"
+witness_sign = "{witness_sign}"
+
+[[sums.contract]]
+name = "scores"
+source = "scores"
+stream = "error-ratio"
+unit = "devices"
+lowest = 0.0
+highest = 1.0
+resolution = 0.01
+length = 8
+due = "9h"
+least = 9
+"""
+
+
+def test_a_histogram_of_scores_is_a_sum(world, tmp_path, capsys):
+    feeders = Feeders(world, tmp_path, capsys, text=SCORES)
+    feeders.start()
+    feeders.hours(4)
+    assert feeders.open("--least", "9") == 0
+    feeders.turns(24)
+    (found,) = feeders.opened("scores")
+    assert (found.values.sum(), found.members) == (DEVICES, DEVICES)
+    feeders.world.kill_daemon()
+    (newest,) = histograms(AggregatorConfig.load(feeders.world.config))
+    assert newest["answers"] == sum(one["devices"] for one in newest["cells"]) == DEVICES

@@ -28,7 +28,6 @@ LENGTHS = {
     ("peer", "num"),
     ("weather", "num"),
     ("forecast", "num"),
-    ("score", "cells"),
 }
 JUDGED_LATER = {("update", "vals")}  # an answer is due that is final: BAD_SCALAR
 

@@ -31,7 +31,6 @@ from edge_sdk.extensions.model_log import merkle_tree, signed_note
 from edge_sdk.extensions.outputs.forecast_message import ForecastMessage
 from edge_sdk.extensions.peers.messages import PeerMessage, SettleMessage
 from edge_sdk.extensions.rollouts.messages import RolloutMessage, StageMessage, TrialMessage
-from edge_sdk.extensions.scores.messages import ScoreMessage
 from edge_sdk.extensions.sums.masked_sum import FollowedContract, SumContext, masked_message
 from edge_sdk.extensions.sums.messages import SumContract, SumReceiptMessage, SumsMessage
 from edge_sdk.extensions.sums.seed import ExchangeKey
@@ -355,14 +354,11 @@ def forecasts() -> list[Case]:
     body = codec.encode(weather)
     short = body.replace(msgpack_reader.text("num") + b"\x03", msgpack_reader.text("num") + b"\x02")
     bad = envelope.seal(short, kind="weather", fleet=FLEET, **TO_ALL)
-    answer = ScoreMessage(20_415, "error-ratio", 8, "k-ary", 1.0, bytes((5,)))
     return [
         sealed("weather", weather, TO_ALL, topic),
         Case("bad-weather-rows", bad, topic, "_agg", "_all", "weather", refused="MALFORMED"),
         up("forecast", forecast),
         up("forecast-quality", replace(forecast, run=7, version=41, error=0.125, coverage=0.9)),
-        up("score", answer),
-        up("score-unary", replace(answer, how="unary", eps=0.5, blob=bytes((0b10100001,)))),
         down(
             "welcome-region",
             messages.WelcomeMessage(

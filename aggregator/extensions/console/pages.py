@@ -74,7 +74,7 @@ class ConsolePages:
             entry
             for entry in self.config.index.values()
             if entry.row.keys() & {"pages", "parts"}
-            and ("section" not in entry.row or entry.is_configured(self.config.tables))
+            and ("configured" not in entry.row or entry.is_configured(self.config.tables))
         ]
 
     @property

@@ -48,6 +48,7 @@ class StoredSum:
     opened: int  # when it was opened, Unix milliseconds
     # part of the cohort's devices that are in the sum, by the numbers of a label; None: unknown
     part: float | None = None
+    noise: float = 0.0  # standard deviation of the noise in each number
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +151,8 @@ class SumTable(Table):
             terms = FollowedContract.read(bytes(body)).terms
             values = values_of(unpacked(bytes(total), terms.length), members, terms)
             about = (name, terms.source, of, period, terms.step, members, expected)
-            found.append(StoredSum(*about, values, terms.unit, time))
+            noise = terms.Noise * math.sqrt(members / (0.9 * terms.least))
+            found.append(StoredSum(*about, values, terms.unit, time, noise=noise))
         return found
 
     def members(self, contract: str, period: int, value: str) -> list[str]:

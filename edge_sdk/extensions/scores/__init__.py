@@ -1,1 +1,1 @@
-"""Answer a daily question about the forecast's error with local noise."""
+"""Give the forecast's error to sums of the fleet, as one cell of a histogram."""

@@ -10,8 +10,14 @@ from bisect import bisect_right
 from itertools import pairwise
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_sdk.app.clock import DAY
+from edge_sdk.training.extension import DeviceParts
+
 NAME: Final = "error-ratio"
-"""Name of the histogram in messages and files. Other edges need another name."""
+"""Name of the histogram, the ``stream`` of its contract. Other edges need another name."""
 EDGES: Final = (0.6, 0.8, 0.9, 1.0, 1.1, 1.5)
 """Ends of the cells; a value at an end is in the cell above."""
 CELLS: Final = len(EDGES) + 2
@@ -36,3 +42,18 @@ def labels() -> tuple[str, ...]:
     """
     between = [f"{low:g} to {high:g}" for low, high in pairwise(EDGES)]
     return ("no score", f"below {EDGES[0]:g}", *between, f"{EDGES[-1]:g} or more")
+
+
+def score_of(device: DeviceParts, about: str, period: int) -> NDArray[np.float64] | None:
+    """Return 1 in the cell of a device's score before a period and 0 in the others; None for another histogram.
+
+    The extension whose row has ``scored`` knows the score: a function of the store, the runtime, the
+    number of days and the day before which they are.
+    """
+    if about != NAME:
+        return None
+    scored, store, learner = device.config.offered("scored"), device.store, device.active.learner
+    ratio = None if scored is None else scored(store, learner, DAYS, before=period // DAY)
+    found = np.zeros(CELLS)
+    found[cell_of(ratio)] = 1.0
+    return found

@@ -124,7 +124,6 @@ def test_every_field_of_every_message_kind_has_one_row():
         "public",
         "process",
         "opt-in",
-        "own noise",
     }
 
 
@@ -439,7 +438,7 @@ def sent(folder, seed, mechanism, known=()):
     return out, (rows, *drawn)
 
 
-ELSEWHERE = {"signal", "peer", "settle", "refusal", "forecast", "score", "trial", "sum"}
+ELSEWHERE = {"signal", "peer", "settle", "refusal", "forecast", "trial", "sum"}
 """Kinds that a device of the averaging family does not send; their vectors are judged above."""
 
 
@@ -467,11 +466,7 @@ def test_only_forecasts_and_trials_and_sums_are_sent_uncovered_on_request():
     assert requested == {"forecast", "trial", "sum"}
 
 
-def test_only_the_score_has_noise_and_a_budget_of_its_own():
-    assert {row.kind for row in FIELDS if row.covered_by == "own noise"} == {"score"}
-
-
-REQUESTED = {"opt-in", "own noise"}
+REQUESTED = {"opt-in"}
 
 
 @pytest.mark.parametrize("row", [row for row in FIELDS if row.covered_by not in REQUESTED], ids=str)

@@ -196,15 +196,7 @@ TABLE = {
         {"of": REF, "state": (S, 5, 8), "day": (I, 0, 2932896), "lost": (L, 0, 7)},
         "",
     ),
-    "score": (
-        1,
-        {
-            "day": (I, 0, 2932896), "name": (S, 1, 32), "cells": (I, 1, 64), "how": (S, 5, 5),
-            "eps": (F, 0.1, 10.0),
-        },
-        "",
-    ),
-    "sums": (0, {"serial": ONE, "contracts": (L, 0, 2)}, ""),
+    "sums": (0, {"serial": ONE, "contracts": (L, 0, 4)}, ""),
     "sum": (1, {"of": REF, "period": TIME, "enc": (B, 32, 32), "proof": (B, 64, 64)}, ""),
     "sumreceipt": (0, {"of": REF}, ""),
 }  # fmt: skip
@@ -462,7 +454,7 @@ def parse(kind, body):
 
 def together(kind, keys, said, blob):
     """Check fields that depend on each other."""
-    if kind in ("weather", "forecast", "score"):
+    if kind in ("weather", "forecast"):
         columns_of(said, blob)
     if kind == "rollout":
         rollout_of(said)

@@ -15,7 +15,8 @@ from aggregator.config import AggregatorConfig, bind
 from aggregator.extensions.feeder.feeder import FeederBook, FeederDay, FeederForecast
 from aggregator.extensions.forecasts.forecast_book import ForecastBook
 from aggregator.extensions.rollouts.rollout_table import DeviceTrial, RolloutChange, RolloutTable
-from aggregator.extensions.scores.score_book import DAY, ScoreBook
+from aggregator.extensions.sums.opened_sum import SumTable
+from aggregator.extensions.sums.sum_set import SumSet, file_digest
 from aggregator.operations.run_setup import set_up
 from aggregator.operations.signing_keys import RootSigners
 from aggregator.rounds.announcements import Ends
@@ -25,7 +26,7 @@ from aggregator.store.types import EnrolledDevice, Version
 from edge_sdk.errors import Reason
 from edge_sdk.extensions.outputs.forecast_message import ForecastMessage
 from edge_sdk.extensions.rollouts.messages import RolloutMessage
-from edge_sdk.extensions.scores.messages import ScoreMessage
+from edge_sdk.extensions.sums.masked_sum import FollowedContract
 from edge_sdk.protocol import keys, topics
 from edge_sdk.protocol.codec import encode
 from edge_sdk.protocol.contract.method import Update
@@ -35,12 +36,30 @@ from tests.aggregator.conftest import ONLINE, ROOT
 from tests.aggregator.extensions.console.browser import Browser
 
 HOSTILE = "\"><script>alert(1)</script>&'/../x"
-_TABLES = "forecasts = { store = true }\nscores = { collect = true }\nfeeder = { forecast = true }"
+_CONTRACT = (
+    '{ name = "scores", source = "scores", stream = "error-ratio", unit = "devices", lowest = 0.0, '
+    "highest = 1.0, resolution = 0.01, length = 8 }"
+)
+_TABLES = (
+    "forecasts = { store = true }\nfeeder = { forecast = true }\n"
+    f"sums = {{ witness_open = '{'11' * 32}', witness_sign = '{'22' * 32}', contract = [{_CONTRACT}] }}"
+)
 COLLECTING = (("\n[run]\n", f"\n{_TABLES}\n\n[run]\n"),)
 """Configuration with which extensions bring their pages."""
 
 BROUGHT = ("/rollout", "/scores", "/feeder")
 BROWSER = {"origin": "http://127.0.0.1:9470"}
+
+
+def open_scores(table, body, devices):
+    """Store an opened sum of scores, of devices that are in the cells in turn."""
+    contract = FollowedContract.read(body)
+    found = SumSet("north", contract, body, 20_415 * 86_400_000, "", ())
+    digest_of = file_digest(found.write())
+    counts = np.bincount(np.arange(devices) % 8, minlength=8) * 100
+    table.add_contract(contract, body)
+    table.add_sets([(found, devices)], 0)
+    table.add_opened(digest_of, devices, counts.astype(np.uint64), b"", 0)
 
 
 def fill(config, *, devices=6, rounds=3):
@@ -76,10 +95,8 @@ def fill(config, *, devices=6, rounds=3):
         store.refuse("meter-1", Ledger(spent=rounds), (1, rounds + 1), row)
         store.commands.issue("meter-1", "hello")
         let_out(store)
-    book = ScoreBook.of(config)
-    for n in range(devices):
-        answer = ScoreMessage(20_415, "error-ratio", 8, "k-ary", 1.0, bytes((n % 8,)))
-        book.record(f"meter-{n}", answer, 20_415 * DAY)
+        if contracts := config.section("sums").contracts():
+            open_scores(store.table(SumTable), encode(contracts[0]), devices)
     send_forecast(config, "meter-1")
     day = FeederDay(1_763_856_000_000, (1.0,) * 24, 18, 20)
     for name in ("F12", HOSTILE):

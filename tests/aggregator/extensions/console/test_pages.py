@@ -542,9 +542,9 @@ def test_a_changed_style_sheet_has_another_address(full):
     assert full.get(address).status_code == 200
 
 
-def test_scores_are_a_picture_and_a_table_with_standard_errors(full):
+def test_scores_are_a_picture_and_a_table(full):
     text = full.get("/scores").text
-    assert "2025-11-23: 6 answers" in text
+    assert "2025-11-23: 6 devices" in text
     assert text.count("<svg") == 1
     assert text.count("<rect") == 8
     plain = re.sub(r"<[^>]+>", " ", text)
@@ -558,5 +558,5 @@ def test_an_extension_that_is_switched_off_brings_no_page(workplace, config, con
     assert 'href="/scores"' in console(config).get("/").text
 
 
-def test_without_an_answer_the_page_of_scores_says_so(config, console):
-    assert "No device has answered." in console(config).get("/scores").text
+def test_without_an_opened_sum_the_page_of_scores_says_so(config, console):
+    assert "No sum of scores was opened." in console(config).get("/scores").text
