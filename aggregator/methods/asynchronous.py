@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.base import round_machine
+from aggregator.methods.base import round_machine, types
 from aggregator.methods.base.round_machine import (
     ASK,
     NOT_FINITE,
@@ -28,17 +28,6 @@ from aggregator.methods.base.round_machine import (
     RoundState,
     mean_loss,
     published,
-)
-from aggregator.methods.base.types import (
-    Behind,
-    Factor,
-    Method,
-    Prox,
-    Rate,
-    Setup,
-    Steps,
-    has_no_use,
-    task,
 )
 from aggregator.rules import Memory, Rows, Rule, TooFewRows
 from aggregator.rules.parameters import uniform
@@ -211,21 +200,21 @@ def _emptied(state: Buffered) -> Buffered:
 class FedAsync:
     """Move the model with every update, by less the staler it is."""
 
-    steps: Steps = 4  # local steps of a task
-    rate: Rate = 1e-3  # their learning rate
-    prox: Prox = 0.005  # weight of half the squared distance to the received model
+    steps: types.Steps = 4  # local steps of a task
+    rate: types.Rate = 1e-3  # their learning rate
+    prox: types.Prox = 0.005  # weight of half the squared distance to the received model
     alpha: Annotated[float, Between(1e-6, 1.0)] = 0.6  # weight of a fresh update in the next model
     # form of the staleness discount: ``constant``, ``polynomial`` or ``hinge``
     discount: Form = "polynomial"
-    power: Factor = 0.5  # of ``polynomial``: ``(1 + behind)^-power``
-    slope: Factor = 10.0  # of ``hinge``, beyond its grace
+    power: types.Factor = 0.5  # of ``polynomial``: ``(1 + behind)^-power``
+    slope: types.Factor = 10.0  # of ``hinge``, beyond its grace
     # of ``hinge``: number of versions behind at which an update still counts in full
-    grace: Behind = 4
-    max_staleness: Behind = 16  # largest staleness in versions; a staler update is refused
+    grace: types.Behind = 4
+    max_staleness: types.Behind = 16  # largest staleness in versions; a staler update is refused
 
     def bound(self, rounds: Rounds) -> Buffering:
         discount = discount_of(self.discount, self.power, self.slope, self.grace)
-        values = task(self.steps, self.rate, prox=self.prox)
+        values = types.task(self.steps, self.rate, prox=self.prox)
         return Buffering(discount, self.max_staleness, rounds, values)
 
 
@@ -237,18 +226,18 @@ class FedBuff:
     buffer.
     """
 
-    steps: Steps = 4  # local steps of a task
-    rate: Rate = 1e-3  # their learning rate
-    server_rate: Rate = 1.0  # step length of the server
+    steps: types.Steps = 4  # local steps of a task
+    rate: types.Rate = 1e-3  # their learning rate
+    server_rate: types.Rate = 1.0  # step length of the server
     discount: Form = "polynomial"  # as in FedAsync
-    power: Factor = 0.5  # as in FedAsync
-    slope: Factor = 10.0  # as in FedAsync
-    grace: Behind = 4  # as in FedAsync
-    max_staleness: Behind = 16  # as in FedAsync
+    power: types.Factor = 0.5  # as in FedAsync
+    slope: types.Factor = 10.0  # as in FedAsync
+    grace: types.Behind = 4  # as in FedAsync
+    max_staleness: types.Behind = 16  # as in FedAsync
 
     def bound(self, rounds: Rounds) -> Buffering:
         discount = discount_of(self.discount, self.power, self.slope, self.grace)
-        return Buffering(discount, self.max_staleness, rounds, task(self.steps, self.rate))
+        return Buffering(discount, self.max_staleness, rounds, types.task(self.steps, self.rate))
 
 
 def discount_of(form: Form, power: float, slope: float, grace: int) -> Discount:
@@ -258,27 +247,27 @@ def discount_of(form: Form, power: float, slope: float, grace: int) -> Discount:
     return hinge(slope, grace) if form == "hinge" else constant()
 
 
-def fedasync(setup: Setup) -> Half[Buffered]:
+def fedasync(setup: types.Setup) -> Half[Buffered]:
     """Return FedAsync's server half.
 
     Raises:
         SchemaError: A quorum other than 1 (every update moves the model), or a setting that the
             method does not use.
     """
-    has_no_use(setup, "rule", "weighting", "share")
+    types.has_no_use(setup, "rule", "weighting", "share")
     if setup.rounds.quorum != 1:
         raise SchemaError("run.quorum", "1: every update moves the model", str(setup.rounds.quorum))
     return buffered(mixing(setup.settings.alpha), setup.settings.bound(setup.rounds))
 
 
-def fedbuff(setup: Setup) -> Half[Buffered]:
+def fedbuff(setup: types.Setup) -> Half[Buffered]:
     """Return FedBuff's server half.
 
     Raises:
         SchemaError: A buffer too small for the rule's Byzantine clients (it must hold
             ``2 f + 3``), or a setting that the method does not use.
     """
-    has_no_use(setup, "weighting", "share")
+    types.has_no_use(setup, "weighting", "share")
     byzantine = getattr(setup.rule, "f", 0)
     if byzantine and setup.rounds.enough < 2 * byzantine + 3:
         raise SchemaError(
@@ -333,5 +322,5 @@ def stepping(rule: Rule, rate: float) -> Fire:
     return fire
 
 
-FEDASYNC = Method(FedAsync, fedasync, own=True)
-FEDBUFF = Method(FedBuff, fedbuff)
+FEDASYNC = types.Method(FedAsync, fedasync, own=True)
+FEDBUFF = types.Method(FedBuff, fedbuff)

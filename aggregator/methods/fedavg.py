@@ -10,7 +10,7 @@ McMahan et al., Communication-Efficient Learning of Deep Networks from Decentral
 Example:
     Three devices learn ``y = 2 x`` in memory: no broker, no keys, no files.
 
-    >>> from aggregator.methods.base.round_machine import OPEN
+    >>> from aggregator.methods.base.round_machine import OPEN, Rounds
     >>> from aggregator.rules import bind
     >>> from edge_sdk.methods.fedavg import fedavg as device_half
     >>> from edge_sdk.methods.local_sgd import LocalSgd
@@ -57,17 +57,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.methods.base import round_machine
-from aggregator.methods.base.round_machine import (
-    ASK,
-    NOT_FINITE,
-    Averaging,
-    RoundHooks,
-    RoundOutcome,
-    Rounds,
-    RoundState,
-    published,
-    round_report,
-)
 from aggregator.methods.base.server_optim import adam, momentum, sgd
 from aggregator.methods.base.types import AddRow, Prox, Rate, Setup, Share, Steps, task, with_row
 from aggregator.methods.base.wrappers import Announce, exact, with_steps
@@ -86,13 +75,13 @@ class FedAvg:
     rate: Rate = 1e-3  # their learning rate
     server_rate: Rate = 1.0  # fraction of the average difference that the server applies
 
-    def bound(self, rounds: Rounds) -> Averaging:
+    def bound(self, rounds: round_machine.Rounds) -> round_machine.Averaging:
         """Return the family's settings for these numbers."""
-        return Averaging(sgd(self.server_rate), rounds, task(self.steps, self.rate))
+        return round_machine.Averaging(sgd(self.server_rate), rounds, task(self.steps, self.rate))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Averaged(RoundState):
+class Averaged(round_machine.RoundState):
     """State of the server: the model and its optimiser, and the updates that wait."""
 
     moments: Mapping[str, NDArray[np.float64]]  # of the optimiser
@@ -112,14 +101,16 @@ def fedavg(setup: Setup) -> Half[Any]:
     return averaging(setup.rule, setup.settings.bound(setup.rounds), setup.add_row)
 
 
-def averaging(rule: Rule, settings: Averaging, add_row: AddRow = with_row) -> Half[Any]:
+def averaging(
+    rule: Rule, settings: round_machine.Averaging, add_row: AddRow = with_row
+) -> Half[Any]:
     """Return the half of a rule and settings; ``add_row`` may keep waiting updates in a file."""
     make = partial(_half, rule, settings, add_row)
     return with_steps(make) if settings.rounds.downlink == "q8" else make()
 
 
 def _half(
-    rule: Rule, settings: Averaging, add_row: AddRow, announce: Announce = exact
+    rule: Rule, settings: round_machine.Averaging, add_row: AddRow, announce: Announce = exact
 ) -> Half[Averaged]:
     def init(w: Vector) -> Averaged:
         start = np.asarray(w, np.float64).copy()
@@ -128,13 +119,22 @@ def _half(
 
     def model(state: Averaged) -> Mapping[str, Array]:
         is_over = state.round > 0 and not state.is_open
-        return {"p": published(settings.manner.final(state) if is_over else state.w)}
+        return {"p": round_machine.published(settings.manner.final(state) if is_over else state.w)}
 
     def tasks(state: Averaged, _clients: Iterable[str]) -> Effects:
         at = settings.values_at
         values = settings.values if at is None else at(state.version)
-        arrays = {"w": published(state.w)}
-        return (Task(ALL, state.round, ASK, base=state.version, values=values, arrays=arrays),)
+        arrays = {"w": round_machine.published(state.w)}
+        return (
+            Task(
+                ALL,
+                state.round,
+                round_machine.ASK,
+                base=state.version,
+                values=values,
+                arrays=arrays,
+            ),
+        )
 
     def counts(state: Averaged, update: Update) -> bool:
         is_current = update.round == state.round and update.base == state.version
@@ -152,7 +152,7 @@ def _half(
             kept=state.kept if settings.record is None else settings.record(state, update),
         )
 
-    def combine(state: Averaged) -> RoundOutcome[Averaged]:
+    def combine(state: Averaged) -> round_machine.RoundOutcome[Averaged]:
         rows, scheme = Rows.of(state.pending), settings.manner
         decide = rule if settings.rule_at is None else settings.rule_at(state)
         try:
@@ -163,29 +163,33 @@ def _half(
             settings.optimiser, state.w, verdict.value, state.moments, settings.after
         )
         w = announce(state.w, w)
-        if not np.isfinite(published(w)).all():
-            return _discarded(state, NOT_FINITE)
+        if not np.isfinite(round_machine.published(w)).all():
+            return _discarded(state, round_machine.NOT_FINITE)
         kept = scheme.keep(state, w)
         moved = replace(_emptied(state), w=w, moments=moments, memory=verdict.memory, kept=kept)
         is_last = scheme.is_over(state.version + 1, kept)
-        return RoundOutcome(moved, round_report(state, rows, verdict), is_last=is_last)
+        return round_machine.RoundOutcome(
+            moved, round_machine.round_report(state, rows, verdict), is_last=is_last
+        )
 
-    hooks = RoundHooks(settings.rounds, counts, accept, combine, _discarded, tasks, adopt=_adopted)
+    hooks = round_machine.RoundHooks(
+        settings.rounds, counts, accept, combine, _discarded, tasks, adopt=_adopted
+    )
     return Half(init, partial(round_machine.apply, hooks), model)
 
 
-def _adopted(state: Averaged, event: ParentModel) -> RoundOutcome[Averaged]:
+def _adopted(state: Averaged, event: ParentModel) -> round_machine.RoundOutcome[Averaged]:
     """Replace the model by one from outside of the run, plus the progress that is carried over."""
     w = np.asarray(event.vector, np.float64)
     w = w + event.carry if event.carry.size else w.copy()
-    if w.shape != state.w.shape or not np.isfinite(published(w)).all():
-        return _discarded(state, NOT_FINITE)
+    if w.shape != state.w.shape or not np.isfinite(round_machine.published(w)).all():
+        return _discarded(state, round_machine.NOT_FINITE)
     report = {"cohort": [], "parent_round": event.number, "parent_version": event.version}
-    return RoundOutcome(replace(_emptied(state), w=w), report, is_last=event.is_last)
+    return round_machine.RoundOutcome(replace(_emptied(state), w=w), report, is_last=event.is_last)
 
 
-def _discarded(state: Averaged, why: str) -> RoundOutcome[Averaged]:
-    return RoundOutcome(_emptied(state), {"cohort": sorted(state.pending)}, why=why)
+def _discarded(state: Averaged, why: str) -> round_machine.RoundOutcome[Averaged]:
+    return round_machine.RoundOutcome(_emptied(state), {"cohort": sorted(state.pending)}, why=why)
 
 
 def _emptied(state: Averaged) -> Averaged:
@@ -199,8 +203,8 @@ class FedSgd:
     # step length of the server for shared layers and of every device for local layers
     rate: Rate = 0.01
 
-    def bound(self, rounds: Rounds) -> Averaging:
-        return Averaging(sgd(self.rate), rounds, {"rate": self.rate})
+    def bound(self, rounds: round_machine.Rounds) -> round_machine.Averaging:
+        return round_machine.Averaging(sgd(self.rate), rounds, {"rate": self.rate})
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,9 +216,9 @@ class FedProx:
     prox: Prox = 0.01  # weight of half the squared distance to the received model
     server_rate: Rate = 1.0  # fraction of the average difference that the server applies
 
-    def bound(self, rounds: Rounds) -> Averaging:
+    def bound(self, rounds: round_machine.Rounds) -> round_machine.Averaging:
         values = task(self.steps, self.rate, prox=self.prox)
-        return Averaging(sgd(self.server_rate), rounds, values)
+        return round_machine.Averaging(sgd(self.server_rate), rounds, values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,9 +232,9 @@ class FedAvgM:
     # ``average`` is a moving average; ``heavy_ball`` moves 1 / (1 - beta) as far
     momentum_form: Literal["average", "heavy_ball"] = "average"
 
-    def bound(self, rounds: Rounds) -> Averaging:
+    def bound(self, rounds: round_machine.Rounds) -> round_machine.Averaging:
         optimiser = momentum(self.server_rate, self.beta, self.momentum_form)
-        return Averaging(optimiser, rounds, task(self.steps, self.rate))
+        return round_machine.Averaging(optimiser, rounds, task(self.steps, self.rate))
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +249,6 @@ class FedAdam:
     # term added to the denominator; its square is the initial second moment
     eps: Annotated[float, Between(1e-12, 1.0)] = 1e-3
 
-    def bound(self, rounds: Rounds) -> Averaging:
+    def bound(self, rounds: round_machine.Rounds) -> round_machine.Averaging:
         optimiser = adam(self.server_rate, self.beta1, self.beta2, self.eps)
-        return Averaging(optimiser, rounds, task(self.steps, self.rate))
+        return round_machine.Averaging(optimiser, rounds, task(self.steps, self.rate))

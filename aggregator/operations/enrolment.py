@@ -16,17 +16,7 @@ from aggregator.operations.commands import LabelError, parse_labels
 from aggregator.operations.signing_keys import RootSigners, private_keys, root_signers
 from edge_sdk.app.permissions import make_private_folder, require_private
 from edge_sdk.errors import USAGE, Failure
-from edge_sdk.protocol.keys import (
-    SIGNATURE_SIZE,
-    KeyFileError,
-    SigningKey,
-    load_signing_key,
-    read_device_public,
-    save_public,
-    save_signing_key,
-    verify,
-    write_atomically,
-)
+from edge_sdk.protocol import keys as key_files
 from edge_sdk.protocol.public_key import weakness
 from edge_sdk.protocol.root_keys import RootKeys
 from edge_sdk.protocol.statements import NO_KEY, enrolment_statement, succession_statement
@@ -65,9 +55,9 @@ def statement(
 
     The arguments are those of ``enrolment_statement``.
 
-    >>> key = SigningKey.from_seed(bytes(32))
+    >>> key = key_files.SigningKey.from_seed(bytes(32))
     >>> mine = key.sign(statement("north", "meter-1", key.public))
-    >>> verify(key.public, mine, statement("north", "meter-2", key.public))
+    >>> key_files.verify(key.public, mine, statement("north", "meter-2", key.public))
     False
     """
     return enrolment_statement(fleet, device, public, open_, csr)
@@ -91,7 +81,7 @@ def verify_claim(claim: Claim, fleet: str, *, where: str = "enrol") -> Claim:
             hint="create the key on the device: gridfed-edge enrol",
         )
     signed = statement(fleet, claim.device, claim.public)
-    if claim.proof and not verify(claim.public, claim.proof, signed):
+    if claim.proof and not key_files.verify(claim.public, claim.proof, signed):
         raise EnrolError(
             f"{where}: {claim.device}: the proof does not match this key, id and fleet",
             hint="check the fleet and the id in the device's configuration",
@@ -105,7 +95,7 @@ def former_key(claim: Claim, fleet: str, keys: Iterable[bytes], *, where: str = 
         return b""
     signed = succession_statement(fleet, claim.device, claim.public)
     for key in keys:
-        if verify(key, claim.succession, signed):
+        if key_files.verify(key, claim.succession, signed):
             return key
     raise EnrolError(
         f"{where}: {claim.device}: the succession is signed by no key that this device has here",
@@ -124,8 +114,8 @@ def claim_of(
 ) -> Claim:
     """Parse a claim: the key as 64 or 66 hex digits or a file, signatures as 128 hex digits or nothing."""
     try:
-        raw = read_device_public(public)
-    except KeyFileError as error:
+        raw = key_files.read_device_public(public)
+    except key_files.KeyFileError as error:
         raise EnrolError(f"{where}: {device}: {error}") from error
     signatures = [
         _signature(text, f"{where}: {device}: expected a {name} of 128 hex digits")
@@ -143,7 +133,7 @@ def _signature(text: str, expected: str) -> bytes:
         signature = bytes.fromhex(text)
     except ValueError as error:
         raise EnrolError(expected) from error
-    if signature and len(signature) != SIGNATURE_SIZE:
+    if signature and len(signature) != key_files.SIGNATURE_SIZE:
         raise EnrolError(f"{expected}, got {len(text)}")
     return signature
 
@@ -186,7 +176,7 @@ def _is_claim(row: Sequence[str]) -> bool:
 
 def keys_of(
     folder: Path, online: Path, public: Path, root_keys: Sequence[str] = ()
-) -> tuple[RootSigners, SigningKey]:
+) -> tuple[RootSigners, key_files.SigningKey]:
     """Create the keys of a fleet, or load the existing ones.
 
     Args:
@@ -207,17 +197,19 @@ def keys_of(
         if not root_keys:
             _made(folder / "root.key")
         first = private_keys(folder, root_keys)
-        write_atomically(public, RootKeys(tuple(key.public for key in first)).text.encode(), 0o644)
+        key_files.write_atomically(
+            public, RootKeys(tuple(key.public for key in first)).text.encode(), 0o644
+        )
     root = root_signers(folder, public, root_keys)
     signer = _made(online)
-    save_public(online.with_suffix(".pub"), signer.public)
+    key_files.save_public(online.with_suffix(".pub"), signer.public)
     return root, signer
 
 
-def _made(path: Path) -> SigningKey:
+def _made(path: Path) -> key_files.SigningKey:
     if path.exists():
         require_private(path)
-        return load_signing_key(path)
-    key = SigningKey.generate()
-    save_signing_key(path, key)
+        return key_files.load_signing_key(path)
+    key = key_files.SigningKey.generate()
+    key_files.save_signing_key(path, key)
     return key

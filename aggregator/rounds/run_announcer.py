@@ -10,16 +10,6 @@ from aggregator.ingress.uploads import MESSAGES
 from aggregator.methods import Course
 from aggregator.methods.base.wrappers import STEP
 from aggregator.rounds import announcements as announce
-from aggregator.rounds.announcements import (
-    BETWEEN,
-    OVERLAP,
-    VALIDITY,
-    Body,
-    Ends,
-    Opening,
-    Phase,
-    Publication,
-)
 from aggregator.store.store import Store
 from aggregator.store.types import DownloadBody
 from edge_sdk.app.clock import Clock
@@ -37,7 +27,7 @@ class Announced:
     """Announcements to save together, and then to publish."""
 
     # retained messages, in the order in which they are published
-    publications: tuple[Publication, ...] = ()
+    publications: tuple[announce.Publication, ...] = ()
     contents: tuple[DownloadBody, ...] = ()  # bodies that they announce
     also: tuple[Callable[[], None], ...] = ()  # further writes that belong to the manifest
 
@@ -49,7 +39,7 @@ class RunAnnouncer:
     run: BoundRun
     number: int
     store: Store  # database with the last announcements
-    ends: Ends  # signer and fleet of announcements
+    ends: announce.Ends  # signer and fleet of announcements
     clock: Clock  # wall time
     devices: Sized  # the enrolled devices, whose number sets their pacing
 
@@ -100,7 +90,13 @@ class RunAnnouncer:
         return Task(ALL, state.round, name, base=state.version, values=values, arrays=arrays)
 
     def announcements(
-        self, task: Task, phase: Phase, after: float | None, *, chunk: int, anew: bool = False
+        self,
+        task: Task,
+        phase: announce.Phase,
+        after: float | None,
+        *,
+        chunk: int,
+        anew: bool = False,
     ) -> Announced:
         """Return the slots, if the model has changed, and then the manifest.
 
@@ -111,9 +107,13 @@ class RunAnnouncer:
         """
         body = announce.body(self.run, task, number=self.number)
         step = None if after is None else self._step(task, body, chunk)
-        lasts = OVERLAP if self.run.ask.personal else int((after or 0.0) * 1000)
-        until = BETWEEN if after is None else min(self.clock.wall() + lasts, messages.TIME_LIMIT)
-        opening = Opening(
+        lasts = announce.OVERLAP if self.run.ask.personal else int((after or 0.0) * 1000)
+        until = (
+            announce.BETWEEN
+            if after is None
+            else min(self.clock.wall() + lasts, messages.TIME_LIMIT)
+        )
+        opening = announce.Opening(
             serial=self.store.announcements.next_serial(),
             until=until,
             spread=self._spread(body),
@@ -122,7 +122,7 @@ class RunAnnouncer:
             ahead=0 if after is None else self._ahead(),
             single=0 if after is None else self._single(),
             step=step,
-            expires=min(self.clock.wall() + VALIDITY, messages.TIME_LIMIT),
+            expires=min(self.clock.wall() + announce.VALIDITY, messages.TIME_LIMIT),
         )
         message = announce.manifest(self.run, task, body, opening, number=self.number, phase=phase)
         also: list[Callable[[], None]] = []
@@ -150,7 +150,7 @@ class RunAnnouncer:
         contents = [DownloadBody(kind, one.id, one.data, chunk, name) for kind, one in bodies]
         return Announced((*parts, *cleared, manifest), tuple(contents), tuple(also))
 
-    def _step(self, task: Task, body: Body, chunk: int) -> Body | None:
+    def _step(self, task: Task, body: announce.Body, chunk: int) -> announce.Body | None:
         step = announce.step(self.run, task, number=self.number)
         if step is None:
             return None
@@ -180,7 +180,7 @@ class RunAnnouncer:
         )
         return size if size > messages.CHUNK_LIMIT else 0
 
-    def _spread(self, body: Body) -> int:
+    def _spread(self, body: announce.Body) -> int:
         """Return the window of the random delay, milliseconds.
 
         Where steps are announced it is at least one: without any, devices stay subscribed to the

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Self, TypeVar
 
+from aggregator.store import types
 from aggregator.store.announcements import Contents, RetainedAnnouncements
 from aggregator.store.audit_log import AuditRecords
 from aggregator.store.commands import Commands, Tasks
@@ -24,16 +25,6 @@ from aggregator.store.retention import RetainedData
 from aggregator.store.runs import Runs, States
 from aggregator.store.schema import RESTORED, fact, put_fact
 from aggregator.store.transactions import Table, Transactions
-from aggregator.store.types import (
-    DownloadBody,
-    EnrolledDevice,
-    JournalEntry,
-    PendingTask,
-    Retention,
-    RunRecord,
-    Timer,
-    Version,
-)
 from edge_sdk.app.clock import Clock
 from edge_sdk.errors import Reason
 from edge_sdk.protocol.codec import Leaf
@@ -143,7 +134,7 @@ class Store(ABC):
             self.ledgers.raise_commands(ids, SERIAL_LEAP)
             put_fact(db, RESTORED, 0)
 
-    def renew(self, device: EnrolledDevice, *, spent: int = 0) -> Ledger:
+    def renew(self, device: types.EnrolledDevice, *, spent: int = 0) -> Ledger:
         """Enrol a device under a new key with a new ledger; return the previous ledger.
 
         Commands that do not fit a message are deleted.
@@ -168,7 +159,7 @@ class Store(ABC):
 
     def append(
         self, device: str, ledger: Ledger, key: Key, row: LedgerRow, update: Update
-    ) -> tuple[LedgerRow, JournalEntry | None]:
+    ) -> tuple[LedgerRow, types.JournalEntry | None]:
         """Settle a number with an update, or with TWICE_IN_ROUND if the round has one (A4).
 
         Its task is marked as answered in the same transaction.
@@ -193,7 +184,7 @@ class Store(ABC):
 
     def begin(
         self,
-        run: RunRecord,
+        run: types.RunRecord,
         leaves: Mapping[str, Leaf],
         published: Mapping[str, bytes] | None = None,
     ) -> None:
@@ -211,12 +202,12 @@ class Store(ABC):
         leaves: Mapping[str, Leaf],
         upto: int,
         *,
-        closed: Version | None = None,
-        timers: Sequence[Timer] = (),
+        closed: types.Version | None = None,
+        timers: Sequence[types.Timer] = (),
         published: Mapping[str, bytes] | None = None,
-        contents: Sequence[DownloadBody] = (),
-        asked: Sequence[PendingTask] = (),
-        keep: Retention | None = None,
+        contents: Sequence[types.DownloadBody] = (),
+        asked: Sequence[types.PendingTask] = (),
+        keep: types.Retention | None = None,
         also: Iterable[Callable[[], None]] = (),
     ) -> None:
         """Save the changes of an event together with the announcements that follow from it.
@@ -249,7 +240,7 @@ class Store(ABC):
     def announce(
         self,
         published: Mapping[str, bytes],
-        contents: Sequence[DownloadBody] = (),
+        contents: Sequence[types.DownloadBody] = (),
         *,
         also: Iterable[Callable[[], None]] = (),
     ) -> None:

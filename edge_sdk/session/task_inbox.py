@@ -26,7 +26,6 @@ from edge_sdk.session import agenda as events
 from edge_sdk.session import manifest_checks
 from edge_sdk.session.announcements import Announcements
 from edge_sdk.session.download import DownloadCompleted, Downloader, NewestModel, whole_model
-from edge_sdk.session.manifest_checks import ManifestExpectation, ManifestLog, NewestAnnouncements
 from edge_sdk.session.server_clock import ServerClock
 from edge_sdk.store.store import DeviceStore
 
@@ -62,14 +61,14 @@ class TaskInbox:
         self._downloads, self._agenda, self._announcements = downloads, agenda, announcements
         self._device, self._name = config.id, announcements.name
         self._patience = seconds(config.timeouts.retained_model)
-        self.log = ManifestLog(store)
+        self.log = manifest_checks.ManifestLog(store)
         self._is_logged = False
         if any(store.has_papers(entry.row["records"]) for entry in config.index.having("log")):
             self._follow_log()
         bundle = announcements.bundle
         run = bundle.run if bundle is not None else 0
-        self.seen = NewestAnnouncements(store.fact(self._serial), run)
-        self.wanted: ManifestExpectation | None = None
+        self.seen = manifest_checks.NewestAnnouncements(store.fact(self._serial), run)
+        self.wanted: manifest_checks.ManifestExpectation | None = None
         self.manifest: m.ModelMessage | None = None
         self.phase = "train"
         self._manifest_at = clock.uptime
@@ -98,7 +97,7 @@ class TaskInbox:
 
     # --- changes of the run -----------------------------------------------------------------------
 
-    def expect(self, wanted: ManifestExpectation) -> None:
+    def expect(self, wanted: manifest_checks.ManifestExpectation) -> None:
         """Set the required properties of a manifest: another bundle is in use."""
         self.wanted = wanted
 
@@ -109,7 +108,7 @@ class TaskInbox:
 
     def begin_run(self, run: int) -> None:
         """Begin a run: nothing was received in it yet."""
-        self.seen = NewestAnnouncements(self.seen.serial, run)
+        self.seen = manifest_checks.NewestAnnouncements(self.seen.serial, run)
         self._content = None
         self._newest.clear()
         if self._task is not None and self._task.run != run:
@@ -121,7 +120,7 @@ class TaskInbox:
         self._name, self.manifest, self._task = name, None, None
         self._content = None
         self._newest.clear()
-        self.seen = NewestAnnouncements(self._store.fact(self._serial))
+        self.seen = manifest_checks.NewestAnnouncements(self._store.fact(self._serial))
         self.phase = "train"
 
     @property
