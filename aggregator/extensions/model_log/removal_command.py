@@ -14,13 +14,8 @@ from argparse import ArgumentParser, Namespace
 from dataclasses import asdict
 from pathlib import Path
 
-from aggregator.commands.arguments import (
-    CommandError,
-    add_config_option,
-    add_run,
-    add_why,
-    require_database,
-)
+from aggregator.commands import arguments
+from aggregator.commands.arguments import CommandError
 from aggregator.commands.orders import Unlearn
 from aggregator.config import AggregatorConfig
 from aggregator.extensions.model_log import log_export
@@ -42,16 +37,16 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--public", metavar="FILE", nargs="+", default=[], help="verify: keys of the aggregator"
     )
     parser.add_argument("--log", metavar="FILE", help="verify: an export of the run's log")
-    add_config_option(parser)
-    add_run(parser, "remove it from the model of this run alone")
-    add_why(parser)
+    arguments.add_config_option(parser)
+    arguments.add_run(parser, "remove it from the model of this run alone")
+    arguments.add_why(parser)
 
 
 def run(args: Namespace) -> CommandResult:
     """Remove a device, certify its removal, or verify a certificate."""
     if args.verify:
         return _verified(args)
-    config = require_database(AggregatorConfig.load(args.config))
+    config = arguments.require_database(AggregatorConfig.load(args.config))
     runs = _removed_from(config, args)
     if not runs:
         done = Unlearn.run(args)

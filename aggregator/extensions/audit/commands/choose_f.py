@@ -20,12 +20,7 @@ from typing import Any
 
 from aggregator import config as configs
 from aggregator.commands.arguments import CommandError, add_config, require_database
-from aggregator.extensions.audit.commands.replay import (
-    changed_rule,
-    chosen_run,
-    parse_rounds,
-    with_rule,
-)
+from aggregator.extensions.audit.commands import replay
 from aggregator.extensions.audit.fault_count import FaultCount, fault_counts, named
 from aggregator.extensions.audit.held_out import score_of
 from aggregator.extensions.audit.replay import kept_rounds
@@ -65,15 +60,15 @@ def run(args: Namespace) -> CommandResult:
     """Replay rounds of a run for every f, and name one."""
     config = require_database(configs.AggregatorConfig.load(args.config))
     with open_store(config.database, read_only=True) as store:
-        view, begun = chosen_run(config, store, args.run)
+        view, begun = replay.chosen_run(config, store, args.run)
         bound = configs.bind(view)
         oldest, newest = kept_rounds(store, begun.run)
         first = max(oldest, newest - ROUNDS + 1)
-        rounds = parse_rounds(args.rounds) if args.rounds else (first, newest)
+        rounds = replay.parse_rounds(args.rounds) if args.rounds else (first, newest)
         halves = {}
         for f in range(most(view, args.rule, bound.rounds.enough) + 1):
-            rule = changed_rule(view, args.rule, f, [])
-            halves[f] = configs.bind(with_rule(view, rule, view.run.min_updates)).half
+            rule = replay.changed_rule(view, args.rule, f, [])
+            halves[f] = configs.bind(replay.with_rule(view, rule, view.run.min_updates)).half
         try:
             found = fault_counts(
                 store,
@@ -108,7 +103,7 @@ def most(config: configs.AggregatorConfig, rule: str, rows: int) -> int:
     Raises:
         CommandError: No such rule, or one that needs more parameters.
     """
-    table = changed_rule(config, rule, 1, [])
+    table = replay.changed_rule(config, rule, 1, [])
     try:
         bound = bind(table.pop("name"), **table)
     except UnknownRuleError as error:

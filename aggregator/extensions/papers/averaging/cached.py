@@ -12,13 +12,7 @@ from functools import partial
 
 import numpy as np
 
-from aggregator.methods.base import round_machine
-from aggregator.methods.base.quorum import (
-    LatestUpdates,
-    latest_update_hooks,
-    outcome,
-    without_silent,
-)
+from aggregator.methods.base import quorum, round_machine
 from aggregator.methods.base.round_machine import ASK, NOT_FINITE, RoundOutcome, published
 from aggregator.methods.base.types import (
     Behind,
@@ -38,7 +32,7 @@ from edge_sdk.protocol.contract.parameter_layout import Vector
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class CachedState(LatestUpdates):
+class CachedState(quorum.LatestUpdates):
     """The server's state: ``held`` are the newest differences by device."""
 
     memory: Memory = field(default_factory=dict, kw_only=True)  # state of the rule
@@ -75,12 +69,12 @@ def over_newest(rule: Rule, settings: Cached, rounds: round_machine.Rounds) -> H
     """Return the server half: the rule's result over the newest difference of every device."""
 
     def combined(state: CachedState) -> RoundOutcome[CachedState]:
-        known, silent = without_silent(state, settings.stale_after)
+        known, silent = quorum.without_silent(state, settings.stale_after)
         rows = Rows.of(known.held)
         try:
             verdict = rule(rows, uniform(len(rows)), known.memory)
         except TooFewRows as error:
-            return outcome(known, {"silent": silent}, str(error))
+            return quorum.outcome(known, {"silent": silent}, str(error))
         share = settings.server_rate * len(known.senders) / len(rows)
         w = known.w - share * verdict.value
         report = {
@@ -92,20 +86,20 @@ def over_newest(rule: Rule, settings: Cached, rounds: round_machine.Rounds) -> H
             **verdict.report,
         }
         if not np.isfinite(published(w)).all():
-            return outcome(known, report, NOT_FINITE)
-        return outcome(replace(known, w=w, memory=verdict.memory), report)
+            return quorum.outcome(known, report, NOT_FINITE)
+        return quorum.outcome(replace(known, w=w, memory=verdict.memory), report)
 
     def is_ready(state: CachedState, at_deadline: bool) -> bool:  # noqa: FBT001 - a hook
         enough = rounds.enough if at_deadline else rounds.quorum
         if len(state.senders) < enough:
             return False
-        return len(without_silent(state, settings.stale_after)[0].held) >= settings.min_rows
+        return len(quorum.without_silent(state, settings.stale_after)[0].held) >= settings.min_rows
 
     def init(w: Vector) -> CachedState:
         return CachedState(0, 0, False, np.asarray(w, np.float64).copy())
 
     tasks = partial(_tasks, task(settings.steps, settings.rate))
-    hooks = replace(latest_update_hooks(rounds, tasks, combined), is_ready=is_ready)
+    hooks = replace(quorum.latest_update_hooks(rounds, tasks, combined), is_ready=is_ready)
     return Half(
         init, partial(round_machine.apply, hooks), model=lambda state: {"p": published(state.w)}
     )
