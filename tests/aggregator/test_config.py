@@ -143,9 +143,12 @@ def test_a_round_too_small_for_its_rule_is_refused(workplace, quorum, rule, key,
 
 
 SPLIT = ("pfgl", "cnfgnn", "lstm_cnn_fedavg", "lstm_cnn_pfl")
-SUITED = {"fedgru": "cells-gru-1", "fedntp": "cells-lstm-1", "fedrep": "load-mlp"} | dict.fromkeys(
-    SPLIT, "chargers-1"
-)
+SUITED = {
+    "fedgru": "cells-gru-1",
+    "fedntp": "cells-lstm-1",
+    "fedrep": "load-mlp",
+    "fedbabu": "load-mlp",
+} | dict.fromkeys(SPLIT, "chargers-1")
 
 
 @pytest.mark.parametrize("method", sorted(set(METHODS) - {"analytic"}))
