@@ -131,7 +131,7 @@ def witness_costs(count: int, length: int) -> tuple[float, float]:
 
 
 def month(count: int, days: int) -> Iterator[str]:
-    """Mask, open and compare every sum of some days; yield what it took.
+    """Mask, open and compare every sum of some days; yield the rows of sums, time and memory.
 
     Raises:
         AssertionError: A sum differs from the plain one.

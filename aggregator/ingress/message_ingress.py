@@ -68,7 +68,7 @@ class AtHand(NamedTuple):
 
 
 class MessageIngress:
-    """Receiver of the protocol; what is not in the store may be lost.
+    """Receiver of the protocol; everything outside of the store may be lost.
 
     Attributes:
         counts: Counters by name: refusal reasons, and ACCEPTED, REPLAYED, UNKNOWN_KEYS,

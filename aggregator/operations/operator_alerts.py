@@ -195,12 +195,12 @@ def warnings_of(config: AggregatorConfig) -> list[str]:
 
 
 def facts_of(config: AggregatorConfig) -> dict[str, str]:
-    """Return what extensions add to the facts of a check."""
+    """Return the facts of a check that extensions add."""
     return {name: text for found in _said(config, "facts") for name, text in found.items()}
 
 
 def _said(config: AggregatorConfig, key: str) -> Iterator[Any]:
-    """Yield what the functions return that the rows of configured extensions name."""
+    """Yield the results of the functions that the rows of configured extensions name."""
     for entry in config.index.configured(config.tables):
         if (function := entry.load(key)) is not None:
             yield function(config)

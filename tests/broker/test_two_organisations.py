@@ -1,4 +1,4 @@
-"""The commands of examples/feeder/README.md as they stand there, and a search of what each party has.
+"""The commands of examples/feeder/README.md word by word, and a search of the files and memory of each party.
 
 Both organisations and nine homes are real programs over Mosquitto with TLS. When the feeder is forecast, files
 and memory of the operator's daemon and of the witness are searched for what only the other may have.
@@ -120,7 +120,7 @@ def test_the_page_leads_to_the_forecast_of_the_feeder(trial):
 
 
 def memory(process: int) -> bytes:
-    """Return what a process can write in its memory; skip where this may not be read."""
+    """Return the writable memory of a process; skip where it may not be read."""
     found = []
     try:
         maps = Path(f"/proc/{process}/maps").read_text()

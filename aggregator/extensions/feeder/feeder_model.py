@@ -44,7 +44,7 @@ BLOCKS = 8
 FOLLOW = (0.0, 0.25, 0.5)
 """Candidate shares of the newest week's residual that correct a forecast."""
 ADAPTED = 0.08
-"""Change of the width's logarithm for each share of an origin's steps outside the interval above what is meant."""
+"""Change of the width's logarithm for each share of an origin's steps outside the interval above the nominal one."""
 FEW = 60
 """Held-back origins below which hours beside each other count together."""
 LEAST_ORIGINS = 14
@@ -196,7 +196,7 @@ def fan(
 
 
 def recent_errors(model: FeederModel, residuals: Floats) -> tuple[Floats, Floats]:
-    """Return what is added for what was missed lately, and how wide the interval is, as known at each origin.
+    """Return the correction by the newest errors and the width of the interval, as known at each origin.
 
     Args:
         residuals: Of consecutive origins, in levels, those of the model first, shape ``(m, H)``.
@@ -222,7 +222,7 @@ def recent_errors(model: FeederModel, residuals: Floats) -> tuple[Floats, Floats
 
 
 def _quantiles(model: FeederModel, levels: Sequence[float]) -> Floats:
-    """Return the quantiles of what held-back forecasts missed, in widths, shape ``(H, levels)``.
+    """Return the quantiles of the errors of held-back forecasts, in widths, shape ``(H, levels)``.
 
     Where few days were held back, hours beside each other count together.
     """

@@ -312,7 +312,7 @@ class SumSender(DeviceExtension):
 
 
 def budget_use(_: Config, account: PrivacyAccount) -> tuple[dict[str, Any], str]:
-    """Return what the noisy sums have revealed, and a sentence about it."""
+    """Return the epsilon of the noisy sums so far, and a sentence about it."""
     found = [one for one in account.charges if one.point == POINT]
     loss = compose(found, account.limit.delta) if found else 0.0
     data = {"epsilon": loss if math.isfinite(loss) else None, "delta": account.limit.delta}
