@@ -6,14 +6,13 @@ in the record, and the device is a member whose enrolment the aggregator has yet
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 from aggregator.extensions.authority.record_entries import (
     ACTS_TABLE,
@@ -49,11 +48,6 @@ _FORMAT = sqlite_file.FileFormat(
         reason TEXT PRIMARY KEY, count INTEGER NOT NULL, last TEXT NOT NULL, about TEXT NOT NULL);
     {ACTS_TABLE}""",
 )
-
-# since schema 3: identity key that the present one replaces, until the aggregator knows both
-_FORMER_KEY = "ALTER TABLE members ADD COLUMN former BLOB;"
-# since schema 4: identifier of the key of the authority that has signed
-_ISSUER = "ALTER TABLE certificates ADD COLUMN issuer TEXT NOT NULL DEFAULT '';"
 
 
 class RecordError(Failure):
@@ -98,22 +92,14 @@ class Record:
     """The record of one authority.
 
     Raises:
-        RecordError: The file is of another program or a newer release, or a line of the former
-            record cannot be imported.
+        RecordError: The file is of another program, of a newer release, or of before the first one.
     """
 
     def __init__(self, folder: Path) -> None:
         path = folder / FILE
         self._db = sqlite_file.connect(path)
         try:
-            if (schema := sqlite_file.prepare(self._db, _FORMAT)) < _FORMAT.schema:
-                former_key = _FORMER_KEY if schema < 3 else ""
-                upgrade = (
-                    f"BEGIN IMMEDIATE; {ACTS_TABLE} {former_key} {_ISSUER}"
-                    f" PRAGMA user_version = {_FORMAT.schema}; COMMIT;"
-                )
-                self._db.executescript(upgrade)
-            self._import(folder / FORMER)
+            is_old = sqlite_file.prepare(self._db, _FORMAT) < _FORMAT.schema
         except (sqlite_file.ForeignFileError, sqlite_file.SqliteError) as error:
             self._db.close()
             raise RecordError(
@@ -125,6 +111,12 @@ class Record:
         except BaseException:
             self._db.close()
             raise
+        if is_old or (folder / FORMER).exists():
+            self._db.close()
+            raise RecordError(
+                f"{path if is_old else folder / FORMER}: written before the first release",
+                hint="begin another authority: gridfed-aggregator ca init",
+            )
 
     def close(self) -> None:
         self._db.close()
@@ -272,48 +264,11 @@ class Record:
             [(reason, count, at, about) for reason, count in counts.items()],
         )
 
-    def _import(self, former: Path) -> None:
-        """Take over the record of an earlier release, a file of lines; then rename it.
-
-        A last line without its end was cut off by a power failure, before any file was written; it
-        is skipped. What is imported twice after a power failure changes nothing.
-        """
-        if not former.exists():
-            return
-        found = _former_entries(former)
-        with self.transaction():
-            for entry in found.values():
-                one = IssuedCertificate(**entry)
-                self._db.execute(
-                    "INSERT INTO certificates (serial, name, role, issued, expires, revoked)"
-                    " VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (serial) DO NOTHING",
-                    (one.serial, one.name, one.role, one.issued, one.expires, one.revoked),
-                )
-        former.replace(former.with_name(f"{former.name}.imported"))
-
 
 @contextmanager
 def opened(folder: Path) -> Iterator[Record]:
     with closing(Record(folder)) as record:
         yield record
-
-
-def _former_entries(path: Path) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
-    for number, line in enumerate(path.read_text("utf-8").split("\n")[:-1], 1):
-        try:
-            entry: Mapping[str, Any] = json.loads(line)
-            if "revoked" in entry and "at" in entry:
-                found[entry["revoked"]]["revoked"] = entry["at"]
-            else:
-                found[entry["serial"]] = {"revoked": "", **entry}
-                IssuedCertificate(**entry)
-        except (ValueError, KeyError, TypeError) as error:
-            raise RecordError(
-                f"{path}, line {number}: damaged: {error!r}",
-                hint="restore the folder from a backup",
-            ) from error
-    return found
 
 
 GRACE: Final = timedelta(days=180)

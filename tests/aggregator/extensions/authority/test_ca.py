@@ -207,22 +207,10 @@ def test_a_folder_without_an_authority_is_named(tmp_path, capsys):
         assert "gridfed-aggregator ca init" in capsys.readouterr().err
 
 
-def test_the_record_of_an_earlier_release_is_imported_or_its_damaged_line_named(folder, capsys):
-    lines = [
-        {"serial": "a1", "name": "old-1", "role": "device", "issued": "2026-01-01T00:00:00+00:00"}
-        | {"expires": "2036-01-01T00:00:00+00:00"},
-        {"revoked": "a1", "at": "2026-02-01T00:00:00+00:00"},
-    ]
-    former = folder / "issued.jsonl"
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    former.write_text("{}\n" + text)
+def test_a_record_of_before_the_first_release_is_refused(folder, capsys):
+    (folder / "issued.jsonl").write_text("{}\n")
     assert ca("list", "--folder", folder) == RUNTIME
-    assert "line 1: damaged" in capsys.readouterr().err
-    former.write_text(text + '{"serial":"1","na')  # a power cut
-    assert ca("issue", "meter-1", "--folder", folder) == OK
-    found = authority.issued(folder)
-    assert [(one.name, bool(one.revoked)) for one in found] == [("old-1", True), ("meter-1", False)]
-    assert not former.exists()
+    assert "issued.jsonl: written before the first release" in capsys.readouterr().err
 
 
 def test_a_record_of_another_program_is_refused(folder, capsys):

@@ -22,7 +22,7 @@ from aggregator.extensions.authority.certificate_reader import PresentedCertific
 from aggregator.extensions.authority.certificates import list_validity
 from aggregator.extensions.authority.enrolment import EnrolmentPolicy
 from aggregator.extensions.authority.est_service import EstService
-from aggregator.extensions.authority.record import opened
+from aggregator.extensions.authority.record import RecordError, opened
 from aggregator.extensions.authority.record_entries import RefusedError
 from aggregator.operations.signing_keys import RunSetupError
 from edge_sdk.config import Config
@@ -439,16 +439,11 @@ def test_two_replacements_before_a_delivery_name_the_key_that_the_aggregator_kno
         assert record.undelivered() == []
 
 
-def test_a_record_of_the_former_schema_gains_the_column_of_former_keys(folder):
-    listed(folder, "meter-1")
+def test_a_record_of_an_earlier_schema_is_refused(folder):
     with sqlite3.connect(folder / "authority.sqlite") as db:
-        db.execute("ALTER TABLE members DROP COLUMN former")
-        db.execute("ALTER TABLE certificates DROP COLUMN issuer")
-        db.execute("INSERT INTO members VALUES ('meter-9', x'01', '', 'member', 'now', 1, '', '')")
         db.execute("PRAGMA user_version = 2")
-    with opened(folder) as record:
-        (found,) = record.members()
-    assert (found.name, found.former) == ("meter-9", None)
+    with pytest.raises(RecordError, match="written before the first release"), opened(folder):
+        pass
 
 
 def test_a_renewal_reaches_a_server_whose_dates_a_device_without_the_time_cannot_judge(folder):
