@@ -51,11 +51,6 @@ ROUNDS, SHOWN = 40, 8  # rounds of the fleet; rounds that have closed when the p
 WIDTH, QUALITY = 1000, 70
 LONGEST = 300.0  # s until the fleet has closed them
 FLEET = ("fleet", "--devices", "20", "--in-process", "--byzantine", "0.2", "--attack", "alie")
-REPLAY = """
-for (const [name, value] of Object.entries({rounds: "1:5", rule: "nnm+krum", f: "4"}))
-  document.querySelector(`form[action="/replay"] [name=${name}]`).value = value;
-document.querySelector('form[action="/replay"] button').click();
-"""
 
 
 def wait(what: str, done: Callable[[], object]) -> Any:  # noqa: ANN401 - whatever it waits for
@@ -124,11 +119,6 @@ def pictures(driver: Any, base: str, out: Path) -> Sequence[Path]:  # noqa: ANN4
     made.append(take(driver, out, "device"))
     driver.get(f"{base}/run?run=1")
     made.append(take(driver, out, "run", scheme="dark"))
-    driver.get(f"{base}/replay?run=1")
-    driver.execute_script(REPLAY)
-    wait("the replay", lambda: driver.find_elements("css selector", "figure svg"))
-    driver.find_element("css selector", "h2").location_once_scrolled_into_view  # noqa: B018 - it scrolls
-    made.append(take(driver, out, "replay"))
     return made
 
 

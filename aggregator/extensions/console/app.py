@@ -28,12 +28,10 @@ from aggregator.extensions.console.access import (
     read_form,
 )
 from aggregator.extensions.console.audit_page import audit_page
-from aggregator.extensions.console.charts import replay_chart
 from aggregator.extensions.console.live_status import LiveStatus
 from aggregator.extensions.console.order_log import give_order, order_of
 from aggregator.extensions.console.pages import ConsolePages, NotFoundError, Values
 from aggregator.extensions.console.rendering import PAGES, render
-from aggregator.extensions.console.replay_process import ReplayFailedError, ReplayProcess
 from aggregator.extensions.console.users import Role
 from aggregator.store.errors import DatabaseError
 from edge_sdk.app.cli import installed_version
@@ -60,7 +58,6 @@ class ConsoleApp:
     config: AggregatorConfig
     access: Access
     pages: ConsolePages
-    replays: ReplayProcess  # Runner of incident replays
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep  # waits some seconds
     _waiting: set[str] = field(default_factory=set)
     _viewers: int = 0
@@ -73,7 +70,7 @@ class ConsoleApp:
         """Return the console of a configuration."""
         access = Access(config, users_file(config))
         pages = ConsolePages(config, LiveStatus(config))
-        return cls(config, access, pages, ReplayProcess(config.file))
+        return cls(config, access, pages)
 
     def starlette(self) -> Starlette:
         shown: dict[str, tuple[str, str, Page]] = {
@@ -86,7 +83,6 @@ class ConsoleApp:
             "/budgets": ("budgets", "Privacy budgets", self.pages.budgets),
             "/refusals": ("refusals", "Refusals", self.pages.refusals),
             "/suspects": ("suspects", "Suspects", self.pages.suspects),
-            "/replay": ("replay", "Incident replay", self.pages.replay),
             "/keys": ("keys", "Keys and expiry", self.pages.keys),
             "/orders": ("orders", "Orders", self.pages.orders),
             "/audit-log": ("audit_log", "Audit log", lambda query: audit_page(self.config, query)),
@@ -100,7 +96,6 @@ class ConsoleApp:
             "/sign-in": self._sign_in,
             "/sign-out": self._sign_out,
             "/order": self._order,
-            "/replay": self._replay,
         }
         routes += [
             Route(path, self._guarded(post), methods=["POST"]) for path, post in posts.items()
@@ -253,18 +248,6 @@ class ConsoleApp:
         log, now = order_file(self.config), int(time.time() * 1000)
         await run_in_threadpool(give_order, self.config, order, log, now)
         return RedirectResponse("/orders", 303)
-
-    async def _replay(self, request: Request) -> Response:
-        viewer, form = await self._actor(request, Role.VIEWER)
-        values = await run_in_threadpool(self.pages.replay, {"run": form.get("run", "")})
-        values["form"] = {name: form.get(name, "") for name in values["form"]}
-        status = 200
-        try:
-            values["result"] = await run_in_threadpool(self.replays.result, form)
-            values["chart"] = replay_chart(values["result"])
-        except ReplayFailedError as error:
-            values["failure"], status = str(error), 409
-        return self._page(request, viewer, "replay", {"title": "Incident replay", **values}, status)
 
     # --- changes
 

@@ -3,27 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any
 
 from markupsafe import Markup
 
 from aggregator.extensions.console.overview_rows import ClosedRound
 from aggregator.operations.charts import line_chart
-
-
-def replay_chart(result: Mapping[str, Any]) -> Markup:
-    """Return the distances of a replay's result, by round."""
-    rounds = result["rounds"]
-    lines = {
-        "recorded step": [(one["round"], one["recorded"]["step"]) for one in rounds],
-        "distance, single": [(one["round"], one["single_distance"]) for one in rounds],
-        "distance, chained": [(one["round"], one["chained_distance"]) for one in rounds],
-    }
-    title = "Distance of the replayed from the recorded model"
-    return Markup(line_chart(title, "length", lines))  # noqa: S704 - line_chart escapes
 
 
 def loss_chart(rounds: Sequence[ClosedRound]) -> Markup | str:

@@ -38,7 +38,6 @@ from aggregator.extensions.console.refusal_guide import ADVICE
 from aggregator.extensions.console.rendering import render
 from aggregator.operations.commands import OPS
 from aggregator.operations.status_snapshot import excluded, from_others
-from aggregator.rules import BEFORE, RULES
 from aggregator.store.opener import open_store
 from edge_sdk.app.clock import SystemClock
 from edge_sdk.app.extensions import ExtensionEntry
@@ -304,26 +303,6 @@ class ConsolePages:
             "times": {one.round: one.time for one in rounds},
             "credit": [(name, weight, name in without) for name, weight in weights[:SHOWN]],
             "signs": document.get("refused", {}).get("OUTLIVED", 0),
-        }
-
-    def replay(self, query: Query) -> Values:
-        """Return the form of an incident replay, with the rounds that can be replayed."""
-        with self.open() as store:
-            runs = self._runs(store, {})
-            number = _number(query, "run", runs[0].number if runs else 0)
-            newest = store.rounds(number, 1)
-            oldest = max(store.journal.oldest_round(number), 1)
-        last = newest[0].round if newest else 0
-        suggested = query.get("rounds") or (f"{max(oldest, last - 4)}:{last}" if last else "")
-        form = {"rounds": suggested, "run": str(number), "without": query.get("without", "")}
-        return {
-            "form": {"rule": "", "f": "", "min_updates": "", **form},
-            "rules": [*RULES, *(f"{before}+krum" for before in BEFORE)],
-            "oldest": oldest,
-            "last": last,
-            "result": None,
-            "failure": "",
-            "chart": "",
         }
 
     def keys(self, _query: Query) -> Values:

@@ -24,7 +24,6 @@ PAGES = (
     ("/budgets", "Privacy budgets"),
     ("/refusals", "Refusals"),
     ("/suspects", "Suspects"),
-    ("/replay", "Incident replay"),
     ("/keys", "Keys and expiry"),
     ("/orders", "Orders"),
     ("/audit-log", "Audit log"),

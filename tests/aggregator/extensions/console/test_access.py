@@ -50,7 +50,7 @@ def give(client, do="pause", headers=BROWSER, **form):
 
 
 def test_without_a_session_every_page_leads_to_the_sign_in(guarded):
-    for address in ("/", "/devices", "/device?id=meter-1", "/orders", "/replay"):
+    for address in ("/", "/devices", "/device?id=meter-1", "/orders", "/keys"):
         answer = guarded.get(address)
         assert (answer.status_code, answer.headers["location"]) == (303, "/sign-in")
     assert guarded.get("/events").status_code == 401

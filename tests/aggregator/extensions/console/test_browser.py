@@ -255,13 +255,10 @@ def test_every_act_is_done(served, driver, means, scripts):
     assert ["meter-3" in one.text for one in rows] == [True]
     person.follow("meter-3")
     assert heading(driver) == "meter-3"
-    person.follow("Incident replay")
-    person.send("/replay", {}, {"rounds": "1:2", "rule": "median"})
-    assert "the journal closes only 0 of them" in driver.find_element(By.TAG_NAME, "main").text
     person.follow("Audit log")
     person.send("/audit-log", {}, {"actor": "no person has this name"})
     assert "No record." in driver.find_element(By.TAG_NAME, "main").text
-    acts |= {("devices", ""), ("replay", ""), ("audit-log", "")}
+    acts |= {("devices", ""), ("audit-log", "")}
     seen = set()
     for page in ADDRESSES:
         driver.get(f"{address}{page}")

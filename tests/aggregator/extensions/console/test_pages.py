@@ -48,7 +48,6 @@ DETAILS = [
     "/suspects?run=1",
     "/audit-log?act=announce",
     f"/audit-log?subject={quote(HOSTILE, safe='')}",
-    f"/replay?run=1&without={quote(HOSTILE, safe='')}",
 ]
 
 
@@ -118,7 +117,7 @@ def test_every_link_leads_to_a_page(full):
         page = Page(answer.text)
         todo += [link for link in page.links if link not in seen]
         for form in page.forms:
-            assert form in {"/order", "/replay", "/sign-out", "/devices", "/audit-log"}
+            assert form in {"/order", "/sign-out", "/devices", "/audit-log"}
     paths = {urlsplit(one).path for one in seen}
     assert {"/run", "/round", "/device", *ADDRESSES} <= paths
 
@@ -510,7 +509,7 @@ def test_suspects_show_times_credit_and_signs_of_clones(full, monkeypatch):
     document = {"running": True, "credit": credit, "refused": {"OUTLIVED": 2}}
     monkeypatch.setattr(live_status, "read_page", lambda _config: document)
     text = " ".join(re.sub(r"<[^>]+>", " ", full.get("/suspects").text).split())
-    assert re.search(r"meter-0 3 3 3 20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC [^-]* 1 to 3 replay", text)
+    assert re.search(r"meter-0 3 3 3 20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC [^-]* 1 to 3", text)
     assert "meter-0 0.00 no weight by most meter-1 0.250 - meter-2 0.750 -" in text
     assert "The daemon has counted 2 signs since its start" in text
     assert "In quarantine" in text

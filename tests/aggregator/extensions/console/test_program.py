@@ -1,8 +1,7 @@
-"""``gridfed-console`` as a process: it serves, streams changes, replays, and may be killed."""
+"""``gridfed-console`` as a process: it serves, streams changes, and may be killed."""
 
 import asyncio
 import hashlib
-import json
 import os
 import re
 import signal
@@ -14,12 +13,10 @@ from typing import ClassVar
 
 import pytest
 
-from aggregator.extensions.console.replay_process import ReplayFailedError, ReplayProcess
 from aggregator.operations.control_queue import waiting
 from aggregator.store.opener import open_store
 from aggregator.store.types import EnrolledDevice
-from tests.aggregator.extensions.console.browser import token_in
-from tests.aggregator.extensions.console.conftest import BROWSER, fill
+from tests.aggregator.extensions.console.conftest import fill
 
 
 def read(address):
@@ -114,54 +111,6 @@ def test_streams_are_bounded(config, console):
     client = console(config)
     client.console._viewers = 64
     assert client.get("/events").status_code == 503
-
-
-def test_replay_page_runs_the_command_and_shows_its_error(config, console):
-    """The recorded digests of this database are made up, so the command refuses the replay."""
-    fill(config)
-    client = console(config)
-    page = client.get("/replay?run=1").text
-    form = {"token": token_in(page), "rounds": "1:2", "rule": "median", "run": "1"}
-    answer = client.post("/replay", data=form, headers=BROWSER)
-    assert answer.status_code == 409
-    assert "the journal closes only 0 of them under this configuration" in answer.text
-    assert 'value="median"' in answer.text
-    assert client.post("/replay", data=form | {"token": ""}, headers=BROWSER).status_code == 403
-
-
-def test_replay_page_shows_the_result(config, console, monkeypatch):
-    course = {"moved": True, "why": "", "used": ["a"], "excluded": {"<b>": "far"}, "step": 0.5}
-    course |= {"loss": 0.25, "model": "00"}
-    round_ = {"round": 2, "recorded": course, "single": course, "chained": course}
-    round_ |= {"single_distance": 0.125, "chained_distance": 0.25}
-    result = {
-        "rule": {"recorded": {"name": "mean"}, "replayed": {"name": "krum"}},
-        "limits": ["exact"],
-    }
-    result |= {"rounds": [round_], "without": ["<i>"], "run": 1}
-    seen = []
-
-    def ended(command, **_):
-        seen.append(command)
-        return subprocess.CompletedProcess(command, 0, json.dumps(result), "")
-
-    monkeypatch.setattr("aggregator.extensions.console.replay_process.subprocess.run", ended)
-    client = console(config)
-    form = {"token": token_in(client.get("/replay").text), "rounds": "2", "rule": "--out=/x"}
-    answer = client.post("/replay", data=form, headers=BROWSER)
-    assert answer.status_code == 200
-    assert "&lt;b&gt;" in answer.text
-    assert "&lt;i&gt;" in answer.text
-    assert "0.125" in answer.text
-    assert "<svg" in answer.text
-    assert seen[0][-2:] == ["--rounds=2", "--rule=--out=/x"], "a value never becomes an option"
-
-
-def test_one_replay_at_a_time(tmp_path):
-    runner = ReplayProcess(tmp_path / "aggregator.toml")
-    runner._busy.acquire()
-    with pytest.raises(ReplayFailedError, match="Another replay is running"):
-        runner.result({"rounds": "1"})
 
 
 def test_a_fleet_that_is_not_set_up_is_one_sentence(workplace):
