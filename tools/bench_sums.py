@@ -5,8 +5,8 @@
     python tools/bench_sums.py --days 30 --devices 5000     # and every sum of a month, bit for bit
 
 Processor times are of one process and one thread, the median of repetitions. Bytes are those of a body,
-without the envelope that every message has. The witness runs in a process of its own; its memory is the
-largest of that process. With ``--days`` devices on feeders of 250 mask 24 numbers for every day, a witness
+without the envelope that every message has. The witness's memory is the largest of
+``gridfed-witness open``. With ``--days`` devices on feeders of 250 mask 24 numbers for every day, a witness
 opens each set, and each opened sum is compared with the plain one.
 """
 
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import os
 import resource
 import subprocess
@@ -26,7 +25,8 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
 
 import numpy as np
 
@@ -43,10 +43,11 @@ from edge_sdk.extensions.sums.masked_sum import (
 from edge_sdk.extensions.sums.messages import SumContract
 from edge_sdk.extensions.sums.seed import ExchangeKey
 from edge_sdk.protocol.codec import encode
-from edge_sdk.protocol.keys import Signer, from_seed
+from edge_sdk.protocol.keys import Signer, SigningKey, from_seed, save_signing_key
 
 DAY = 86_400_000
-KEYS = WitnessKeys(from_seed(b"\5" * 32), ExchangeKey(bytes(range(32))))
+SIGNING: SigningKey = from_seed(b"\5" * 32)
+KEYS = WitnessKeys(SIGNING, ExchangeKey(bytes(range(32))))
 FEEDER = 250
 """Devices of a feeder."""
 
@@ -104,30 +105,35 @@ def masked_set(
     return found, masked
 
 
-def witnessed(file: Path, record: Path) -> dict[str, float]:
-    """Open a set in this process; return processor seconds and the largest memory in MiB."""
-    with WitnessRecord(record) as opened:
-        data = file.read_bytes()
-        began = time.process_time()
-        opened.open(data, KEYS)
-        taken = time.process_time() - began
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return {"seconds": taken, "mebibytes": peak}
-
-
 def witness_costs(count: int, length: int) -> tuple[float, float]:
-    """Return members a second, and MiB, of a witness in a process of its own."""
+    """Return members a second of one set, and the largest memory of ``gridfed-witness open`` in MiB."""
     signers, of = devices(count), contract(length)
-    row = np.zeros(length)
-    with tempfile.TemporaryDirectory() as folder:
-        file, record = Path(folder) / "one.set", Path(folder) / "sums.db"
-        file.write_bytes(masked_set(of, DAY, dict.fromkeys(signers, row), signers)[0].write())
-        with WitnessRecord(record) as made:
-            made.enrol("north", [(name, one.public) for name, one in signers.items()])
-        words = [sys.executable, __file__, "--witness", str(file), str(record)]
-        told = subprocess.run(words, capture_output=True, text=True, check=True)
-        found = json.loads(told.stdout)
-    return count / found["seconds"], found["mebibytes"]
+    rows = dict.fromkeys(signers, np.zeros(length))
+    enrolled = [(name, one.public) for name, one in signers.items()]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        file = folder / "one.set"
+        file.write_bytes(masked_set(of, DAY, rows, signers)[0].write())
+        save_signing_key(folder / "sign.key", SIGNING)
+        (folder / "open.key").write_text(KEYS.open.raw.hex())
+        with WitnessRecord(folder / "first.db") as record:
+            record.enrol("north", enrolled)
+            taken = seconds(lambda: record.open(file.read_bytes(), KEYS), 1)
+        with WitnessRecord(folder / "second.db") as record:
+            record.enrol("north", enrolled)
+        words = [sys.executable, "-m", "aggregator.extensions.model_log", "open", str(file)]
+        for option, of_it in (
+            ("key", "sign.key"),
+            ("open-key", "open.key"),
+            ("record", "second.db"),
+        ):
+            words += [f"--{option}", str(folder / of_it)]
+        program = subprocess.Popen(words, stdout=subprocess.DEVNULL, cwd=ROOT)
+        _, status, use = os.wait4(program.pid, 0)
+        program.returncode = os.waitstatus_to_exitcode(status)
+    if program.returncode:
+        raise RuntimeError(f"gridfed-witness open ended with {program.returncode}")
+    return count / taken, use.ru_maxrss / 1024
 
 
 def month(count: int, days: int) -> Iterator[str]:
@@ -169,11 +175,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--times", type=int, default=300, help="repetitions (300)")
     parser.add_argument("--days", type=int, default=0, help="also every sum of so many days")
     parser.add_argument("--devices", type=int, default=5000, help="of these days (5000)")
-    parser.add_argument("--witness", nargs=2, type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    if options.witness:
-        print(json.dumps(witnessed(*options.witness)))
-        return
     small, more = device_costs(192, options.times)
     large, _ = device_costs(212_500, max(options.times // 10, 3))
     speed, memory = witness_costs(options.members, 192)

@@ -117,6 +117,8 @@ listen = "127.0.0.1:9464"       # status page and metrics; "off" disables them
 {learning}quorum = {quorum}                      # devices that close a round at once
 min_updates = {_least(quorum)}                 # devices that suffice at the deadline
 deadline = "15m"
+
+# The load of a feeder needs no forecast of a device, but [sums] of masked numbers: docs/sums.md.
 """
 
 

@@ -9,4 +9,6 @@ from dataclasses import dataclass
 class ForecastsSection:
     """Forecasts that devices send on their owners' request."""
 
-    store: bool = False  # store the newest forecast of each device that sends one
+    # store the newest forecast of each device that sends one: nearly as personal as its readings, and not
+    # needed for the load of a feeder, which sums give
+    store: bool = False
