@@ -38,7 +38,7 @@ BUNDLES = {
 
 PROFILES = """\
 bundle = "{bundle}"
-method = "analytic"             # five rounds, each the exact sum of all devices: docs/analytic.md
+method = "analytic"             # three rounds, each the exact sum of all devices: docs/analytic.md
 # A sum has no rule: one hostile device can move the model, and a device that adds noise of its own
 # cannot take part. `init --robust` writes a fleet with a rule, which forecasts one step ahead.
 """

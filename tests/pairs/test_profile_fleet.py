@@ -100,68 +100,55 @@ def fault_of_vector(vector):
 
 
 def direct(devices, *, passes=PASSES, learned=LEARNED, vector=None, places=PLACES):
-    """Return expected values and medians by stage, and each device's medians of all others."""
+    """Return medians by stage, and each device's medians of all others."""
     vector = first() if vector is None else vector
-    begun, expected = (
-        vector[places[name]].reshape(len(STAGES), WIDTH).astype(np.float64)
-        for name in ("coefficients", "expected")
-    )
-    median, others, prior = begun, dict.fromkeys(devices, begun), expected
+    begun = vector[places["coefficients"]].reshape(len(STAGES), WIDTH).astype(np.float64)
+    median, others = begun, dict.fromkeys(devices, begun)
     for number in range(passes):
-        step = RELAXATION if 1 < number < passes - 1 else 1.0
+        step = RELAXATION if 0 < number < passes - 1 else 1.0
         # all devices weigh their rows under one vector; in the last pass each under that of all others
         seen = others if number == passes - 1 else dict.fromkeys(devices, median)
-        own = {
-            name: sums_of(one, None if number == 0 else seen[name].astype(np.float32))
-            for name, one in devices.items()
-        }
+        own = {name: sums_of(one, seen[name].astype(np.float32)) for name, one in devices.items()}
 
-        def solved(previous, names, step=step, own=own, expected=expected):
+        def solved(names, step=step, own=own, before=median):
             whole = {s: total({name: own[name][s] for name in names}) for s in learned}
-            towards = prior if previous is None else begun
-            weight = PRIOR / len(names)
-            after = next_coefficients(previous, whole, weight, step=step, towards=towards)
-            found = (expected if previous is None else previous).copy()
-            found[list(learned)] = after[list(learned)]
-            return found
+            after = next_coefficients(before, whole, PRIOR / len(names), step=step, towards=begun)
+            return begun + weights_of(learned) @ (after - begun)[list(learned)]
 
-        if number == 0:
-            expected = solved(None, devices)
-            continue
-        before, median = median, solved(median, devices)
-        others = {name: solved(before, set(devices) - {name}, 1.0) for name in devices}
-    return expected, median, others
+        median, others = solved(devices), {n: solved(set(devices) - {n}, 1.0) for n in devices}
+    return median, others
+
+
+def weights_of(learned):
+    """Return how far each stage follows each taught one."""
+    places = np.log(np.array(STAGES)[list(learned)])
+    return np.array(
+        [[np.interp(np.log(s), places, one) for one in np.eye(len(learned))] for s in STAGES]
+    )
 
 
 def test_the_passes_are_those_of_the_form_called_directly():
     devices = {"a": device(1), "b": device(2), "c": device(3)}
     state, tasks, effects = trained(server(quorum=3), devices)
-    expected, median, others = direct(devices)
+    median, others = direct(devices)
     assert (state.version, state.is_open) == (PASSES, False)
-    assert [one["a"].values["weighted"] for one in tasks] == [0.0] + [1.0] * (PASSES - 1)
+    assert [one["a"].values["weighted"] for one in tasks] == [1.0] * PASSES
     layer = state.w[PLACES["coefficients"]].reshape(len(STAGES), WIDTH)
     np.testing.assert_allclose(layer, median, rtol=0, atol=2e-3)
-    layer = state.w[PLACES["expected"]].reshape(len(STAGES), WIDTH)
-    np.testing.assert_allclose(layer, expected, rtol=0, atol=1e-3)
     layer = state.others["a"][PLACES["coefficients"]].reshape(len(STAGES), WIDTH)
     np.testing.assert_allclose(layer, others["a"], rtol=0, atol=2e-3)
     assert isinstance(effects[-1], Closed)
 
 
 def test_everything_else_in_the_vector_stays_the_bundles():
-    state, tasks, _ = trained(server(passes=2), {"a": device(1), "b": device(2)})
+    state, _, _ = trained(server(passes=2), {"a": device(1), "b": device(2)})
     begun, learned = first(), np.zeros(SPEC.size, np.bool_)
-    for name in ("coefficients", "expected"):
-        layer = learned[PLACES[name]].reshape(len(STAGES), WIDTH)
-        layer[list(LEARNED)] = True
+    learned[PLACES["coefficients"]] = True
     assert (state.w[~learned] == begun[~learned]).all()
     assert (state.w[learned] != begun[learned]).all()
-    # the first pass leaves the median: what is published is never worse than the bundle
-    medians = PLACES["coefficients"]
-    assert (tasks[1]["a"].arrays["w"][medians] == begun[medians]).all()
 
 
-def test_a_stage_that_no_device_has_keeps_the_bundles_coefficients():
+def test_a_stage_that_no_device_has_moves_as_the_nearest_taught_one():
     design, targets, _, noise = device(1)
     old = design, targets, np.full(len(targets), LEARNED[1]), noise
     half = server(passes=1)
@@ -175,13 +162,25 @@ def test_a_stage_that_no_device_has_keeps_the_bundles_coefficients():
         state, _ = half.apply(state, Member(name, present=True))
         assert not fault_of_vector(vector)
         state, _ = half.apply(state, Update(name, state.round, 0, vector))
-    layer = state.w[PLACES["expected"]].reshape(len(STAGES), WIDTH)
-    begun = first()[PLACES["expected"]].reshape(len(STAGES), WIDTH)
-    assert (layer[LEARNED[0]] == begun[LEARNED[0]]).all()
-    assert (layer[LEARNED[1]] != begun[LEARNED[1]]).any()
+    layer, begun = (
+        vector[PLACES["coefficients"]].reshape(len(STAGES), WIDTH) for vector in (state.w, first())
+    )
+    moved = layer - begun
+    assert (np.abs(moved) > 0.0).any()
+    np.testing.assert_allclose(moved, np.tile(moved[-1], (len(STAGES), 1)), rtol=0, atol=1e-12)
 
 
-def test_a_removed_device_leaves_neither_the_median_nor_the_expected_value():
+def test_a_stage_between_two_taught_ones_moves_between_them():
+    state, _, _ = trained(server(passes=1), {"a": device(1), "b": device(2)})
+    begun = first()[PLACES["coefficients"]].reshape(len(STAGES), WIDTH).astype(np.float64)
+    moved = state.w[PLACES["coefficients"]].reshape(len(STAGES), WIDTH) - begun
+    share = np.log(14 / 7) / np.log(28 / 7)
+    wanted = (1.0 - share) * moved[4] + share * moved[8]
+    np.testing.assert_allclose(moved[STAGES.index(14)], wanted, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(moved[0], moved[4], rtol=0, atol=1e-12)
+
+
+def test_a_removed_device_leaves_nothing_in_the_vector():
     half = server(passes=3)
     state, _, _ = trained(half, {"a": device(1), "b": device(2)})
     state, _ = half.apply(state, Unlearned("b"))
@@ -251,8 +250,7 @@ def test_devices_in_memory_and_the_server_give_the_passes_of_the_form_called_dir
         stages = np.repeat(stage_of(rows.known), 24)
         noise = np.nanmean(naive_noise(rows, goals)[stages >= stage_of(np.array(7))])
         devices[name] = scaled_design(rows, scale), goals, stages, float(noise)
-    expected, median, _ = direct(devices, passes=4, learned=(8,), vector=begun, places=places)
-    for layer, wanted in (("expected", expected), ("coefficients", median)):
-        found = state.w[places[layer]].reshape(wanted.shape)
-        told, right = (devices["a"][0] @ one[-1].astype(np.float32) for one in (found, wanted))
-        np.testing.assert_allclose(told, right, rtol=0, atol=2e-3)
+    median, _ = direct(devices, passes=4, learned=(8,), vector=begun, places=places)
+    found = state.w[places["coefficients"]].reshape(median.shape)
+    told, right = (devices["a"][0] @ one[-1].astype(np.float32) for one in (found, median))
+    np.testing.assert_allclose(told, right, rtol=0, atol=2e-3)

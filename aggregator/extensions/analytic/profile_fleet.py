@@ -1,9 +1,10 @@
-"""Solve the fleet's model of tomorrow's profile: some stages of known days, the others stay the bundle's.
+"""Solve the fleet's model of tomorrow's profile: some stages of known days, and what they tell of the others.
 
-The first pass is least squares, and its solution the expected value. Every later one weighs rows by
-the residuals of the median before it, which is the bundle's own in the beginning, and goes
-``RELAXATION`` times as far as its solution; the first of them and the last go as far as it says.
-Every pass is drawn to the bundle's coefficients, so that a fleet of a few devices stays near them.
+Every pass weighs rows by the residuals of the median before it, which is the bundle's own in the
+beginning, and goes ``RELAXATION`` times as far as its solution; the first and the last go as far as it
+says. Every pass is drawn to the bundle's coefficients, so that a fleet of a few devices stays near
+them. A stage that no device teaches moves as far from the bundle's coefficients as the taught ones
+beside it.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from edge_sdk.extensions.analytic.statistics import Statistic, total
 from edge_sdk.protocol.contract import method
 from edge_sdk.protocol.contract.parameter_layout import ParamSpec, Vector
 
-PASSES = 5
-"""Rounds of a run, unless its settings say otherwise: from a bundle's prior, further ones change nothing."""
+PASSES = 3
+"""Rounds of a run, unless its settings say otherwise: from a bundle's prior, further ones change next to nothing."""
 
 PRIOR = 0.03
 """Weight of the bundle's coefficients, in devices: of 0.01 to 1, about the best for four to eight homes."""
@@ -49,11 +50,8 @@ class ProfileFleet(StatisticFleet[ProfileSection]):
     def rounds(self, _limit: int | None, _passes: int | None) -> int:
         return self.last
 
-    def cleared(self, state: Statistics) -> Floats:
-        """Return the vector with the bundle's expected values: the first pass is not kept by device."""
-        found, layer = state.w.copy(), self._layer("expected")
-        found[layer] = state.prior["w"][layer]
-        return found
+    def weighted(self, _version: int) -> float:
+        return 1.0
 
     def tasks(self, state: Statistics, clients: Iterable[str]) -> method.Effects:
         """Return the tasks of a pass; the last one alone brings the vector of all others.
@@ -67,7 +65,7 @@ class ProfileFleet(StatisticFleet[ProfileSection]):
 
     def moved(self, state: Statistics) -> tuple[Floats, Memory]:
         known = self.statistics(state.held)
-        step = RELAXATION if 1 < state.version < self.last - 1 else 1.0
+        step = RELAXATION if 0 < state.version < self.last - 1 else 1.0
         after = self._solved(state.w, total(known), len(known), state, step)
         return after, state.memory
 
@@ -76,35 +74,27 @@ class ProfileFleet(StatisticFleet[ProfileSection]):
     ) -> dict[str, Vector]:
         if not 1 < len(held) <= SMALL:
             return {}
-        known, layer = self.statistics(held), self._layer("expected")
+        known = self.statistics(held)
         whole, found = total(known), {}
         for name, one in known.items():
-            start = before.w.copy()
-            start[layer] = before.others.get(name, before.w)[layer]
-            after = self._solved(start, whole - one, len(known) - 1, before, 1.0)
+            after = self._solved(before.w, whole - one, len(known) - 1, before, 1.0)
             found[name] = published(after)
         return {name: vector for name, vector in found.items() if np.isfinite(vector).all()}
 
     def _solved(
         self, w: Floats, sums: Statistic, devices: int, state: Statistics, step: float
     ) -> Floats:
-        """Return a vector after the state's pass; stages without rows keep their solution.
+        """Return a vector after the state's pass; one without rows keeps its solution.
 
         The penalty draws to the bundle's coefficients as strongly as ``PRIOR`` devices would.
         """
-        stages = self._stages(sums)
-        found, is_first = w.copy(), state.version == 0
+        stages, found = self._stages(sums), w.copy()
         if not stages:
             return found
-        layer = self._layer("expected" if is_first else "coefficients")
-        solution, prior = (
-            one[layer].reshape(len(STAGES), WIDTH) for one in (found, state.prior["w"])
-        )
-        after = next_coefficients(
-            None if is_first else solution, stages, PRIOR / devices, step=step, towards=prior
-        )
-        rows = list(stages)
-        solution[rows] = after[rows]
+        layer = self._layer("coefficients")
+        before, prior = (one[layer].reshape(len(STAGES), WIDTH) for one in (w, state.prior["w"]))
+        after = next_coefficients(before, stages, PRIOR / devices, step=step, towards=prior)
+        found[layer] = (prior + _shares(stages) @ (after - prior)[list(stages)]).ravel()
         return found
 
     def _stages(self, statistic: Statistic) -> dict[int, Statistic]:
@@ -121,6 +111,16 @@ class ProfileFleet(StatisticFleet[ProfileSection]):
     def _layer(self, name: str) -> slice:
         one = next(layer for layer in self.spec.layers if layer.name == name)
         return slice(one.offset, one.offset + one.size)
+
+
+def _shares(taught: Iterable[int]) -> Floats:
+    """Return the share of each taught stage in the step of every stage, ``(stages, taught)``.
+
+    It is linear in the logarithm of the known days; beyond the taught stages it is the nearest's.
+    """
+    known = np.log(STAGES)
+    rows = np.array(list(taught))
+    return np.stack([np.interp(known, known[rows], one) for one in np.eye(len(rows))], axis=1)
 
 
 def profile_fleet(setup: Setup) -> ProfileFleet:

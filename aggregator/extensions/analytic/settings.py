@@ -28,8 +28,8 @@ from edge_sdk.protocol.contract.method import Array
 class Analytic:
     """Ridge regression in closed form; every device adapts it to itself."""
 
-    # rounds that solve the model, 3 where left out, and 5 with a bundle of profiles; the first
-    # weighs all windows equally, each later one by the residuals of the model before it. A bundle
+    # rounds that solve the model, 3 where left out; the first weighs all windows equally, each later
+    # one, and the first of a bundle of profiles, by the residuals of the model before it. A bundle
     # without constants of its fleet takes one round more, before these. ``run.rounds``, where it is
     # set, counts all rounds instead.
     passes: Annotated[int, Between(1, 1000)] | None = None
