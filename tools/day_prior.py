@@ -8,7 +8,10 @@ is what ``edge_sdk.extensions.analytic.profile_form`` solves from these devices:
 of the median and of the expected value for every number of known days, announced spreads, strengths
 of the own part, and residual days. Every stage sees windows in which only that many days are known.
 
-The penalty is chosen among ``PENALTIES`` by leaving out one kind of device after the other (a home, or
+A recipe that names its homes gets coefficients for homes too, and the weights that tell a home by
+its known days.
+
+The penalty is chosen among the recipe's by leaving out one kind of device after the other (a home, or
 all buildings of one type), and so are spreads, strengths, residual days and the share: all of them
 are what a device sees that the prior has not learned from. Nothing is chosen on a test part.
 
@@ -62,6 +65,12 @@ from edge_sdk.extensions.analytic.profile_form import (
     stage_statistics,
     strength_losses,
 )
+from edge_sdk.extensions.analytic.profile_kinds import (
+    SIGNS,
+    fitted_weights,
+    home_share,
+    home_signs,
+)
 from edge_sdk.extensions.analytic.reweighting import QuantileLoss
 from edge_sdk.extensions.analytic.statistics import Statistic
 from edge_sdk.forecasting.calendar_features import DAY, Floats, Ints
@@ -74,6 +83,9 @@ RECIPES = Path(__file__).with_name("day_prior.toml")
 PRIORS = Path(__file__).resolve().parents[1] / "aggregator/extensions/authoring/priors"
 MEDIAN = QuantileLoss()
 PENALTIES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
+"""Penalties that are tried where a recipe names none."""
+BEFORE = 1e-5
+"""Penalty of all passes but the last two, where the recipe's least one is no larger."""
 SHARES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 STRENGTHS = (0.03, 0.1, 0.3, 1.0, 3.0, math.inf)
 JUDGED = {2: 3, 4: 7, 6: 14, 8: 56}
@@ -94,6 +106,7 @@ class Site:
     load: Floats  # NaN where unobserved, shape ``(T,)``
     local: Ints  # wall-clock seconds of every row, shape ``(T,)``
     step: int
+    is_home: bool = False
 
     @property
     def day(self) -> int:
@@ -125,12 +138,13 @@ class Windows:
         return np.asarray(self.rows.base + mean, np.float64)
 
 
-def sites(folder: Path, most: int, step: int) -> list[Site]:
+def sites(folder: Path, most: int, step: int, *, homes: bool = False) -> list[Site]:
     """Read the devices of a prepared set or of raw files, by the names of the files.
 
     Args:
         most: Largest number of devices; they are taken evenly from the ordered names.
         step: Seconds of a row; shorter intervals are added up.
+        homes: Whether they are homes.
 
     Raises:
         SystemExit: No file that is known.
@@ -139,7 +153,7 @@ def sites(folder: Path, most: int, step: int) -> list[Site]:
     if not found:
         raise SystemExit(f"{folder}: no table that is known; see tools/day_prior.toml")
     taken = [found[i * len(found) // min(most, len(found))] for i in range(min(most, len(found)))]
-    return [_added(site, step) for site in taken]
+    return [replace(_added(site, step), is_home=homes) for site in taken]
 
 
 def _read(folder: Path) -> Iterator[Site]:
@@ -276,15 +290,53 @@ class Trained:
     report: Mapping[str, float]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Solution:
+    """What the passes over some devices have found."""
+
+    median: Floats  # of every stage
+    expected: Floats
+    left_out: Mapping[str, Floats]  # medians of all devices but those of a kind
+    penalty: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prior:
+    """The solutions of all devices and of the homes, with the probability of a home."""
+
+    every: Solution
+    homes: Solution
+    weights: Floats  # of ``home_share``, of every stage
+
+    def added(self, site: Site, one: Windows, design: NDArray[np.float32]) -> Floats:
+        """Return what the prior of other kinds of devices adds to base, shape ``(n · H,)``."""
+        stages = stage_of(one.rows.known)
+        share = home_share(home_signs(one.rows, site.day), self.weights[stages])
+        every, homes = (
+            prior_forecast(
+                design,
+                np.zeros(len(design)),
+                one.stages,
+                found.left_out.get(site.kind, found.median),
+            )
+            for found in (self.every, self.homes)
+        )
+        return np.asarray(every + np.repeat(share, site.day) * (homes - every))
+
+
 class Training:
     """The passes over the devices of a recipe.
 
     Args:
         fleet: Devices, in order of name.
         console: Where progress is shown.
+        penalties: One of which is chosen.
     """
 
-    def __init__(self, fleet: Sequence[Site], console: Console) -> None:
+    def __init__(
+        self, fleet: Sequence[Site], console: Console, penalties: Sequence[float] = ()
+    ) -> None:
+        self._penalties = tuple(penalties or PENALTIES)
         self.fleet = sorted(fleet, key=lambda site: site.name)
         self._console = console
         self._kept: list[tuple[Site, Windows, float]] = []
@@ -305,10 +357,16 @@ class Training:
     def _design(self, one: Windows) -> NDArray[np.float32]:
         return scaled_design(one.rows, self.scale)
 
-    def summed(self, coefficients: Floats | None, text: str) -> dict[str, dict[int, Statistic]]:
-        """Return the sums of a pass, by kind and stage."""
+    def summed(self, coefficients: Floats | None, text: str, *, homes: bool) -> Sums:
+        """Return the sums of a pass, by kind and stage.
+
+        Args:
+            homes: Whether homes alone count.
+        """
         found: dict[str, dict[int, Statistic]] = {}
         for site, one, noise in self._each(text):
+            if homes and not site.is_home:
+                continue
             mine = found.setdefault(site.kind, {})
             sent = stage_statistics(
                 self._design(one), one.targets, one.stages, coefficients, MEDIAN, noise=noise
@@ -317,48 +375,57 @@ class Training:
                 mine[stage] = mine[stage] + each if stage in mine else each
         return found
 
-    def solved(self) -> tuple[Floats, Floats, Sums, float]:
-        """Return median, expected value, the last pass's sums, and the penalty that was chosen.
-
-        The penalty of all passes but the last two is the second of ``PENALTIES``.
-        """
-        penalty = PENALTIES[1]
-        first = self.summed(None, "pass 1")
+    def solved(self, *, homes: bool) -> Solution:
+        """Return the solution of all devices or of the homes; the last passes choose the penalty."""
+        penalty = max(BEFORE, self._penalties[0])
+        first = self.summed(None, "pass 1", homes=homes)
         median, sums = next_coefficients(None, whole(first), penalty), first
         for number in range(1, PASSES - 2):
             step = RELAXATION if number > 1 else 1.0
-            sums = self.summed(median, f"pass {number + 1}")
+            sums = self.summed(median, f"pass {number + 1}", homes=homes)
             median = next_coefficients(median, whole(sums), penalty, step=step)
         losses = self.penalty_losses(sums)
         self._console.print({p: round(x, 4) for p, x in losses.items()})
         penalty = min(losses, key=losses.__getitem__)
         for number in range(PASSES - 2, PASSES):
-            sums = self.summed(median, f"pass {number + 1}")
+            sums = self.summed(median, f"pass {number + 1}", homes=homes)
             median = next_coefficients(median, whole(sums), penalty)
-        return median, next_coefficients(None, whole(first), penalty), sums, penalty
+        expected = next_coefficients(None, whole(first), penalty)
+        return Solution(median, expected, left_out(sums, penalty), penalty)
 
     def penalty_losses(self, sums: Sums) -> dict[float, float]:
-        """Return the mean error over devices of each penalty, cross-validated by kind of device."""
-        known = {penalty: left_out(sums, penalty) for penalty in PENALTIES}
-        losses: dict[float, list[float]] = {penalty: [] for penalty in PENALTIES}
+        """Return the mean error over devices after each penalty, by leaving out each device's kind."""
+        known = {penalty: left_out(sums, penalty) for penalty in self._penalties}
+        losses: dict[float, list[float]] = {penalty: [] for penalty in self._penalties}
         for site, one, noise in self._each("penalties"):
+            if site.kind not in sums:
+                continue
             design, zeros = self._design(one), np.zeros(one.truth.size)
             for penalty, models in known.items():
                 told = prior_forecast(design, zeros, one.stages, models[site.kind])
                 losses[penalty].append(float(np.nanmean(np.abs(one.targets - told))) / noise)
         return {penalty: float(np.mean(found)) for penalty, found in losses.items()}
 
-    def calibrated(self, sums: Sums, penalty: float) -> Trained:
+    def home_weights(self) -> Floats:
+        """Return the weights of the probability of a home, of every stage."""
+        signs = [home_signs(one.rows, site.day) for site, one, _ in self._kept]
+        is_home = [np.full(len(one.truth), site.is_home) for site, one, _ in self._kept]
+        stages = np.concatenate([stage_of(one.rows.known) for _, one, _ in self._kept])
+        every, flags = np.concatenate(signs), np.concatenate(is_home)
+        if flags.all() or not flags.any():
+            return np.zeros((len(STAGES), SIGNS))
+        return np.stack(
+            [fitted_weights(every[stages == s], flags[stages == s]) for s in range(len(STAGES))]
+        )
+
+    def calibrated(self, prior: Prior) -> Trained:
         """Return spreads, residual days, share and strengths, cross-validated by kind of device."""
-        models = left_out(sums, penalty)
         ratios: list[Floats] = []
         blends: list[Floats] = []
         missed: list[tuple[Floats, Floats, Ints, float]] = []
         for site, one, noise in self._each("spreads"):
             shape = one.truth.shape
-            told = prior_forecast(
-                self._design(one), one.rows.base.ravel(), one.stages, models[site.kind]
-            ).reshape(shape)
+            told = one.rows.base + prior.added(site, one, self._design(one)).reshape(shape)
             truth = np.where(
                 np.isfinite(one.targets.reshape(shape)), one.truth / one.rows.level[:, None], np.nan
             )
@@ -399,13 +466,12 @@ class Training:
         report = {f"log ratio, stage {s}": float(r) for s, r in enumerate(ratio)}
         return Trained(arrays, report)
 
-    def strengths(self, sums: Sums, penalty: float) -> Floats:
+    def strengths(self, prior: Prior) -> Floats:
         """Return the strength of the own part at every stage, by devices that pretend to be new.
 
         Each learns its own part from the windows that lie in its known days, and is judged by the
         week that follows them. A stage that is not in ``JUDGED`` has the strength of the one before.
         """
-        models = left_out(sums, penalty)
         judged = self._kept[:: max(1, len(self._kept) // MOST_JUDGED)]
         losses = np.ones((len(judged), len(STAGES), len(STRENGTHS)))
         losses[:, : min(JUDGED), :-1] = np.inf  # one or two days tell nothing of the device alone
@@ -415,11 +481,11 @@ class Training:
                 if (days := JUDGED.get(stage)) is None:
                     losses[place, stage] = losses[place, stage - 1]
                 else:
-                    losses[place, stage] = self._strengths_of(site, days, models[site.kind], draw)
+                    losses[place, stage] = self._strengths_of(site, days, prior, draw)
         return best_strengths(losses, STRENGTHS)
 
     def _strengths_of(
-        self, site: Site, days: int, model: Floats, draw: np.random.Generator
+        self, site: Site, days: int, prior: Prior, draw: np.random.Generator
     ) -> Floats:
         """Return the loss of each strength for a device with ``days`` days of history."""
         every = origins_of(site, 1)
@@ -432,7 +498,7 @@ class Training:
         known = np.minimum((np.minimum(taken, now) - born) // site.day, DAYS)
         one = windows(site, taken, known)
         design = self._design(one)
-        left = one.targets - prior_forecast(design, np.zeros(one.truth.size), one.stages, model)
+        left = one.targets - prior.added(site, one, design)
         is_known = np.repeat(taken < now, site.day) & (np.arange(len(taken)) < len(learn)).repeat(
             site.day
         )
@@ -479,25 +545,30 @@ def left_out(sums: Sums, penalty: float) -> dict[str, Floats]:
     }
 
 
-def trained(fleet: Sequence[Site], console: Console) -> Trained:
+def trained(fleet: Sequence[Site], console: Console, penalties: Sequence[float] = ()) -> Trained:
     """Return the prior of a fleet, with the figures of its training."""
-    training = Training(fleet, console)
-    median, expected, sums, penalty = training.solved()
-    rest = training.calibrated(sums, penalty)
-    strengths = training.strengths(sums, penalty)
+    training = Training(fleet, console, penalties)
+    every, weights = training.solved(homes=False), training.home_weights()
+    homes = training.solved(homes=True) if weights.any() else every
+    prior = Prior(every, homes, weights)
+    rest = training.calibrated(prior)
+    strengths = training.strengths(prior)
     arrays = {
         "scale": training.scale,
-        "coefficients": median,
-        "expected": expected,
+        "coefficients": every.median,
+        "expected": every.expected,
+        "homes": homes.median - every.median,
+        "home": weights,
         "strengths": np.where(np.isinf(strengths), 1e9, strengths),
         **rest.arrays,
     }
-    return Trained(arrays, {"penalty": penalty, "devices": float(len(fleet)), **rest.report})
+    report = {"penalty": every.penalty, "penalty of homes": homes.penalty}
+    return Trained(arrays, {**report, "devices": float(len(fleet)), **rest.report})
 
 
 def write(prior: Trained, path: Path) -> int:
     """Write the arrays as float16, and scales, spreads and strengths as float32; return the bytes."""
-    wide = ("scale", "spread", "strengths", "share")
+    wide = ("scale", "spread", "strengths", "share", "home")
     kept: dict[str, Any] = {
         name: one.astype(np.float32 if name in wide else np.float16)
         for name, one in prior.arrays.items()
@@ -519,10 +590,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     recipe = recipes[options.bundle]
     fleet: list[Site] = []
     for source in recipe["sources"]:
-        found = sites(options.data / source["folder"], source["most"], recipe["step_seconds"])
+        folder, homes = options.data / source["folder"], source.get("homes", False)
+        found = sites(folder, source["most"], recipe["step_seconds"], homes=homes)
         console.print(f"{source['folder']}: {len(found)} devices, {source['licence']}")
         fleet += found
-    prior = trained(fleet, console)
+    prior = trained(fleet, console, recipe.get("penalties", ()))
     out = options.out or PRIORS / f"{options.bundle}.npz"
     size = write(prior, out)
     console.print({name: round(value, 4) for name, value in prior.report.items()})

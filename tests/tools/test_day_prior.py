@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,7 @@ pytest.importorskip("pandas")
 from rich.console import Console
 
 from edge_sdk.extensions.analytic.profile_form import STAGES, prior_forecast, scaled_design
+from edge_sdk.extensions.analytic.profile_kinds import home_share, home_signs
 from edge_sdk.extensions.analytic.profile_section import COLUMNS, WIDTH
 from tools import day_prior
 from tools.day_prior import Site, sample, sites, trained, windows, write
@@ -66,6 +69,23 @@ def test_the_prior_of_some_devices_forecasts_another_one(tmp_path):
     assert np.abs(truth - told).mean() < 0.8 * np.abs(truth - new.profile).mean()
     path = tmp_path / "prior.npz"
     assert write(prior, path) == path.stat().st_size < 64 * 1024
+
+
+def test_homes_have_coefficients_of_their_own_and_are_told_by_their_days():
+    fleet = [replace(site(seed), is_home=seed % 2 == 0) for seed in range(6)]
+    for one in fleet[::2]:
+        one.load[:] *= np.random.default_rng(one.load.size).lognormal(0.0, 0.7, one.load.size)
+    arrays = trained(fleet, QUIET).arrays
+    assert arrays["homes"].shape == (len(STAGES), WIDTH)
+    assert arrays["homes"].any()
+    share = [
+        home_share(home_signs(sample(one).rows, 24), arrays["home"][-1]).mean() for one in fleet
+    ]
+    assert min(share[::2]) > 0.8
+    assert max(share[1::2]) < 0.2
+    alike = trained([site(seed) for seed in range(3)], QUIET).arrays
+    assert not alike["homes"].any()
+    assert not alike["home"].any()
 
 
 def test_a_folder_without_a_known_table_is_an_error(tmp_path):

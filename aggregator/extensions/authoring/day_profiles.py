@@ -18,6 +18,7 @@ from aggregator.extensions.authoring.closed_form import golden_window, sign
 from edge_sdk.extensions.analytic.bundle_functions import DAY
 from edge_sdk.extensions.analytic.profile_features import DAYS, HOUR
 from edge_sdk.extensions.analytic.profile_form import STAGES
+from edge_sdk.extensions.analytic.profile_kinds import SIGNS
 from edge_sdk.extensions.analytic.profile_model import ProfileModel
 from edge_sdk.extensions.analytic.profile_section import WIDTH, ProfileSection
 from edge_sdk.protocol.contract.archive import INITIAL
@@ -133,4 +134,5 @@ def prior_layers(
     found["residuals"] = np.stack(
         [np.interp(places, np.arange(days.shape[1]), one) for one in days]
     )
-    return found | {"own": np.zeros((2, WIDTH))}
+    nothing = {"own": (2, WIDTH), "homes": (len(STAGES), WIDTH), "home": (len(STAGES), SIGNS)}
+    return {layer: np.zeros(shape) for layer, shape in nothing.items()} | found

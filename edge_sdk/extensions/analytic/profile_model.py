@@ -16,7 +16,11 @@ from numpy.typing import NDArray
 
 from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.extensions.analytic.bundle_functions import Array, NumpyFunction
-from edge_sdk.extensions.analytic.profile_features import ProfileRecord, profile_rows
+from edge_sdk.extensions.analytic.profile_features import (
+    ProfileRecord,
+    ProfileRows,
+    profile_rows,
+)
 from edge_sdk.extensions.analytic.profile_form import (
     LARGEST,
     announced_spread,
@@ -25,6 +29,7 @@ from edge_sdk.extensions.analytic.profile_form import (
     spread_columns,
     stage_of,
 )
+from edge_sdk.extensions.analytic.profile_kinds import home_share, home_signs
 from edge_sdk.extensions.analytic.profile_section import SPREADS, WIDTH, ProfileSection
 from edge_sdk.extensions.analytic.residual_paths import lead_quantiles, profile_fan, profile_paths
 from edge_sdk.forecasting.calendar_features import DAY, Floats, Ints
@@ -51,6 +56,8 @@ class ProfileVector:
     spread: Floats
     strengths: Floats
     residuals: Floats
+    homes: Floats
+    home: Floats
     share: Floats
     own: Floats
 
@@ -60,7 +67,8 @@ class DayRows:
     """The features of some windows."""
 
     design: NDArray[np.float32]  # in fleet scales, with hinges, shape ``(n · H, W)``
-    base: Floats  # in levels, shape ``(n, H)``
+    # in levels, with what a home's coefficients add, shape ``(n, H)``
+    base: Floats
     plain: Floats  # mean profile of the device's known days, in levels, shape ``(n, H)``
     spreads: Floats  # ``profile_form.spread_columns``, shape ``(n, H, 6)``
     naive: Floats  # last week's same slot minus base, in levels, shape ``(n · H,)``
@@ -195,18 +203,27 @@ class ProfileModel:
             record, origins = self.record(x[some])
             made = profile_rows(record, origins, self.horizon)
             mean = made.design[:, :, made.names.index("mall")]
+            week = made.design[:, :, made.names.index("w1")].astype(np.float64)
+            design, stages = scaled_design(made, v.scale), stage_of(made.known)
+            every, share = np.repeat(stages, self.horizon), self.home_share(v, made, stages)
+            added = prior_forecast(design, np.zeros(len(design)), every, v.homes)
+            added = share[:, None] * added.reshape(made.base.shape)
             yield (
                 some,
                 DayRows(
-                    scaled_design(made, v.scale),
-                    made.base,
+                    design,
+                    made.base + added,
                     made.base + mean,
                     spread_columns(made),
-                    made.design[:, :, made.names.index("w1")].ravel().astype(np.float64),
+                    (week - added).ravel(),
                     made.level,
-                    np.repeat(stage_of(made.known), self.horizon),
+                    every,
                 ),
             )
+
+    def home_share(self, v: ProfileVector, rows: ProfileRows, stages: Ints) -> Floats:
+        """Return the probability that each window is a home's, shape ``(n,)``."""
+        return home_share(home_signs(rows, self.day), v.home[stages])
 
     def record(self, x: Array) -> tuple[ProfileRecord, Ints]:
         """Join windows to one record; between two lie the rows of the horizon, which none reads.

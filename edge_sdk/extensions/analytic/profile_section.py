@@ -9,6 +9,7 @@ from edge_sdk.app.schema import Between, Length
 from edge_sdk.extensions.analytic.bundle_section import statistic_layout
 from edge_sdk.extensions.analytic.profile_features import DAYS, HINGED, HOUR, KNOTS
 from edge_sdk.extensions.analytic.profile_form import STAGES
+from edge_sdk.extensions.analytic.profile_kinds import SIGNS
 from edge_sdk.forecasting.calendar_features import DAY
 from edge_sdk.protocol.contract.manifest import Manifest
 from edge_sdk.protocol.contract.parameter_layout import ParamSpec
@@ -95,6 +96,8 @@ class ProfileSection:
             ("spread", (len(STAGES), SPREADS)),  # of the announced spread
             ("strengths", (len(STAGES),)),  # of the own part, per row
             ("residuals", (self.residual_days, horizon)),
+            ("homes", (len(STAGES), WIDTH)),  # what a home's median adds to ``coefficients``
+            ("home", (len(STAGES), SIGNS)),  # weights of the probability of a home
             ("share", (1,)),  # of the model, in a blend with the device's mean profile
             ("own", (2, WIDTH)),  # own part, of the median and of the expected value
         )
