@@ -40,7 +40,7 @@ LONG = 2000
 """Steps of training alone "to convergence"; the best checkpoint, one in 100 steps, counts."""
 
 LOOKS = 4
-"""Number of intermediate evaluations of a federated run."""
+"""Number of intermediate evaluations of a staged run."""
 
 STAGES = ((100, 2e-3), (50, 5e-4), (30, 1e-4))
 """Rounds and rates of a staged run; sought on the choosing parts."""
@@ -76,8 +76,9 @@ def run(arm: Arm, folder: Path, resume: Path | None = None) -> dict[str, Any]:
     """
     began = time.perf_counter()
     base, kept = ground(arm, folder), Checkpoint(resume)
+    looks: list[tuple[int, float]] = []
     if arm.row.way == "federated":
-        learnt, history = federated(arm, base, kept)
+        learnt, history, looks = federated(arm, base, kept)
     else:
         learnt, history = TRAINERS[arm.row.way](arm, base)
     kept.drop()
@@ -92,6 +93,7 @@ def run(arm: Arm, folder: Path, resume: Path | None = None) -> dict[str, Any]:
         "stations": scores,
         "mean": ev.mean_of(scores),
         "credits": history,
+        "looks": looks,
     }
     if arm.name in KEPT and not arm.attack and arm.experiment == "e1":
         held = charging.calibrated(base, told(base, learnt, "choose"), test)
@@ -164,6 +166,11 @@ def _converged(arm: Arm, base: Ground) -> tuple[Learnt, list[Any]]:
     return Learnt(_best(base, alone(arm, base, base.windows(), LONG, rate=arm.row.rate))), []
 
 
+def _checked(arm: Arm, base: Ground) -> tuple[Learnt, list[Any]]:
+    course = alone(arm, base, base.windows(), arm.rounds * arm.steps, rate=arm.row.rate)
+    return Learnt(_best(base, course)), []
+
+
 def _pooled(arm: Arm, base: Ground) -> tuple[Learnt, list[Any]]:
     windows = base.windows()
     everybody = Pooled(tuple(windows[x] for x in sorted(windows)))
@@ -210,30 +217,47 @@ def _best(base: Ground, course: Iterable[Mapping[str, Vector]]) -> dict[str, Vec
 # --- federated ------------------------------------------------------------------------------------
 
 
-def federated(arm: Arm, base: Ground, kept: Checkpoint) -> tuple[Learnt, list[Any]]:
-    """Drive both halves; keep the round whose models are best on the choosing parts of all."""
+def federated(
+    arm: Arm, base: Ground, kept: Checkpoint
+) -> tuple[Learnt, list[Any], list[tuple[int, float]]]:
+    """Drive both halves; keep the round whose models are best on the choosing parts of all.
+
+    Returns:
+        The best models, the credit of every round, and the error on the choosing parts by round.
+    """
     spec = base.bundle.manifest.spec(("",))
     common = redrawn(spec, base.bundle.initial, key(arm.seed, "_agg", "initial", 0))
     settings = settings_of(arm, base)
     stage = stage_of(arm, base, settings, arm.rounds, common)
     best: tuple[float, Learnt] | None = None
     history: list[Any] = []
+    looks: list[tuple[int, float]] = []
     done = 0
     if (before := kept.load()) is not None:
         done, best, history = before["done"], before["best"], before["history"]
+        looks = before.get("looks", looks)
         stage.restore(before["stage"])
     for number, step in enumerate(stage.steps(spec.shared(common)), done + 1):
         if "credit" in step.closed.report:
             history.append(step.closed.report["credit"])
-        if number % max(1, arm.rounds // LOOKS) == 0 or number == arm.rounds:
+        if number % max(1, arm.rounds // arm.row.looks) == 0 or number == arm.rounds:
             learnt = _learnt(arm, base, step.state, step.states, stage)
             score = _honest_mean(arm, base, chosen_by(base, learnt))
+            looks.append((number, score))
             if best is None or not best[0] <= score:
                 best = (score, learnt)
-        kept.save({"done": number, "best": best, "history": history, "stage": stage.saved()})
+        kept.save(
+            {
+                "done": number,
+                "best": best,
+                "history": history,
+                "looks": looks,
+                "stage": stage.saved(),
+            }
+        )
     if best is None:
         raise RuntimeError(f"{arm.file}: no round closed")
-    return best[1], history
+    return best[1], history, looks
 
 
 def _honest_mean(arm: Arm, base: Ground, scores: Mapping[str, float]) -> float:
@@ -283,7 +307,9 @@ def settings_of(arm: Arm, base: Ground) -> dict[str, Any]:
         alpha = {"sites": sites, "alpha": 0.8 if arm.horizon == 1 else 0.9} if sites else {}
         values |= {"prox": arm.row.prox, "credit": arm.sigma, **alpha}
     if arm.row.method == "pfl":
-        values |= {"model_selection": "last", "final_tuning": False}
+        values |= {"model_selection": "last", "final_tuning": arm.row.final_tuning}
+    elif arm.row.final_tuning:
+        values |= {"final_tuning": True}
     if arm.row.graph:
         turns = SERVER[arm.row.method].settings().turns
         values["turns"] = replace(turns, batch=BATCH, rate=arm.row.rate, **arm.row.turns)
@@ -383,6 +409,7 @@ def _lonely(arm: Arm, base: Ground) -> tuple[Learnt, list[Any]]:
 
 TRAINERS: Mapping[str, Callable[[Arm, Ground], tuple[Learnt, list[Any]]]] = {
     "alone": _brief,
+    "checked": _checked,
     "converged": _converged,
     "pooled": _pooled,
     "tuned": _tuned,

@@ -27,11 +27,14 @@ from edge_sdk.runtime import load_graph
 from tools.experiments import ev
 from tools.experiments.ev import Floats, Ints, Part, Station
 
-Way = Literal["alone", "converged", "pooled", "tuned", "federated", "staged", "lonely"]
+Way = Literal["alone", "checked", "converged", "pooled", "tuned", "federated", "staged", "lonely"]
 
 HASTE = 2e-3
 """Learning rate of the paper's rows. Its 5e-4 (1e-3 for pure LSTMs) has 65,600 iterations; ours
 have some hundreds, and 5e-4 leaves every row near where it began."""
+
+SLOW = 5e-4
+"""Learning rate of the paper, for the long rows."""
 
 PROX = 0.1
 """Pull towards the mixture: our resolution of the paper's beta, which it does not give."""
@@ -45,10 +48,11 @@ class Row:
     """Training of a row of the tables."""
 
     bundle: str  # its model, without the horizon
-    # ``alone`` for as many steps as the federated ones take; ``converged`` alone, the best of its
-    # checkpoints; ``pooled`` everybody's windows in one place; ``tuned`` that, then alone;
-    # ``federated``; ``staged``: federated at falling rates, then tuned alone; or ``lonely``: the
-    # same steps at the same rates, alone throughout
+    # ``alone`` for as many steps as the federated ones take; ``checked`` the same, the best of its
+    # checkpoints; ``converged`` alone for a fixed number of steps, the best of its checkpoints;
+    # ``pooled`` everybody's windows in one place; ``tuned`` that, then alone; ``federated``;
+    # ``staged``: federated at falling rates, then tuned alone; or ``lonely``: the same steps at
+    # the same rates, alone throughout
     way: Way
     method: str = ""  # a key of ``METHODS``
     graph: str = ""  # the net between the devices, where there is one
@@ -57,6 +61,8 @@ class Row:
     prox: float = PROX  # pull towards the mixture, where they are
     # settings of the turns through the graph that are not the product's own
     turns: Mapping[str, Any] = field(default_factory=dict)
+    final_tuning: bool = False  # whether PFGL's last round is Algorithm 1's tuning
+    looks: int = 4  # how often a federated run is looked at on its way
 
 
 def _pfgl(*, bundle: str = "chargers-paper", **more: Any) -> Row:  # noqa: ANN401 - settings
@@ -84,6 +90,21 @@ FIELD: Mapping[str, Row] = {
     "PFGL, float16": _pfgl(float16=True),
     "PFGL, alternating": _pfgl(schedule="alternating"),
     "PFGL, LSTM encoder": _pfgl(bundle=_MIXED),
+    "No_FL, 5e-4": Row("chargers-paper", "checked", rate=SLOW),
+    "LSTM-FedAvg, 1e-3": Row(_LSTM, "federated", "fedavg", rate=1e-3, looks=20),
+    "LSTM-PFL, 1e-3": Row(
+        _LSTM, "federated", "pfl", "", 1e-3, is_personal=True, final_tuning=True, looks=20
+    ),
+    "CNFGNN, 5e-4": Row(
+        "chargers-paper-gru",
+        "federated",
+        "cnfgnn",
+        "graphnet",
+        rate=SLOW,
+        turns={"schedule": "alternating"},
+        looks=20,
+    ),
+    "PFGL, 5e-4": replace(_pfgl(), rate=SLOW, final_tuning=True, looks=20),
     "No_FL converged": Row("chargers-paper", "converged", rate=1e-3),
     "pooled": Row("chargers-paper", "pooled", rate=1e-3),
     "pooled, tuned": Row("chargers-paper", "tuned", rate=1e-3),

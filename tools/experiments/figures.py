@@ -145,7 +145,7 @@ def station_fans(options: argparse.Namespace) -> Record | None:
     base = charging.ground(arm, options.data)
     options.out.mkdir(parents=True, exist_ok=True)
     kept = Checkpoint((options.out / arm.file).with_suffix(".figure"))
-    learnt, _ = chargers.federated(arm, base, kept)
+    learnt, _, _ = chargers.federated(arm, base, kept)
     fans = charging.told(base, learnt, "test")
     panels = []
     for name in base.frames:
