@@ -176,7 +176,7 @@ def test_the_analytic_example_takes_a_bundle_of_profiles(tmp_path):
     changed = text.replace('bundle = "load-analytic"', 'bundle = "load-day-1"')
     assert changed != text
     path.write_text(changed, "utf-8")
-    assert bind(AggregatorConfig.load(path, {})).limits.size == 282_005
+    assert bind(AggregatorConfig.load(path, {})).limits.size == 211_504
 
 
 def test_a_device_of_a_fleet_in_closed_form_is_enrolled_and_checked(tmp_path, capsys):

@@ -46,8 +46,8 @@ class DayRecipe:
     stream: str = "elec.import.energy"  # canonical stream that is forecast
     unit: str = "kWh"
     step_seconds: int = 3600  # seconds from one row to the next; an hour is a multiple
-    # numbers of the stages of known days that a fleet learns: 1, 3, 10 and 28
-    stages: tuple[int, ...] = (0, 2, 5, len(STAGES) - 1)
+    # numbers of the stages of known days that a fleet learns: 3, 10 and 28
+    stages: tuple[int, ...] = (2, 5, len(STAGES) - 1)
     levels: tuple[float, ...] = (0.1, 0.5, 0.9)
 
 
