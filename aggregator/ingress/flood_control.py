@@ -181,7 +181,6 @@ UPLINK = (
     "refusal",
     "forecast",
     "trial",
-    "score",
     "sum",
     "sumopened",
 )

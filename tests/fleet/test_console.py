@@ -147,14 +147,6 @@ def test_which_devices_were_left_out_and_by_what(person):
     assert person.clicks <= 3
 
 
-def test_what_would_the_mean_have_done(person):
-    person.follow("Incident replay").send("/replay", rounds="1:3", rule="mean", f="0")
-    assert 'Recorded: {"name": "krum", "f": 1}. Replayed: {"name": "mean", "f": 0}' in person.words
-    assert re.search(r"Round 1: both courses are exact .* recorded moved [\d.e-]+ - ", person.words)
-    assert "chained applies the recorded updates to another model" in person.words
-    assert person.clicks <= 3
-
-
 def test_who_has_answered_and_who_is_awaited(person):
     person.follow("Runs and rounds").follow("Run 1")
     assert re.search(r"Round \d is open Answered: 4 \(4 of 5 updates\)\. home-0", person.words)

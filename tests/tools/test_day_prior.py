@@ -71,6 +71,7 @@ def test_the_prior_of_some_devices_forecasts_another_one(tmp_path):
     assert write(prior, path) == path.stat().st_size < 64 * 1024
 
 
+@pytest.mark.slow
 def test_homes_have_coefficients_of_their_own_and_are_told_by_their_days():
     fleet = [replace(site(seed), is_home=seed % 2 == 0) for seed in range(6)]
     for one in fleet[::2]:
