@@ -28,16 +28,16 @@ ARGUMENTS = 6
 BOUNDS = {  # may only fall; the goals are those of the plan for the core
     "lines of code in the core of edge_sdk": 14_000,
     "lines of code in the core of aggregator": 13_100,
-    "lines of code in edge_sdk": 37_400,
-    "lines of code in aggregator": 38_000,
-    "lines in edge_sdk": 59_500,
-    "lines in aggregator": 56_500,
+    "lines of code in edge_sdk": 37_100,
+    "lines of code in aggregator": 36_800,
+    "lines in edge_sdk": 58_400,
+    "lines in aggregator": 54_900,
     "files in the core of edge_sdk": 112,
     "files in the core of aggregator": 111,
-    "modules loaded by a meter": 120,
-    "lines loaded by a meter": 24_800,  # goal: 14,000
-    "modules loaded by the daemon": 151,
-    "lines loaded by the daemon": 26_300,
+    "modules loaded by a meter": 104,
+    "lines loaded by a meter": 20_600,  # goal: 14,000
+    "modules loaded by the daemon": 148,
+    "lines loaded by the daemon": 26_000,
     "imports in 1,000 lines of code": 115,  # goal: 90
     "constructors of the core with more than 6 arguments": 0,
     "members that forward to the same member of an attribute": 52,  # goal: 0

@@ -199,7 +199,7 @@ def aggregator_filters(
     ('gf/1/north/+/up/+', 'gf/1/north/+/status')
     >>> shared = aggregator_filters("north", "m1", has_workers=True)
     >>> [f"gf/1/north/m1/up/{kind}" in shared for kind in ("offer", "update")], len(shared)
-    ([True, False], 14)
+    ([True, False], 13)
     """
     kinds = [kind for kind in UPLINK if kind != "update"] if has_workers else ["+"]
     return *(topics.up(fleet, device, kind) for kind in kinds), topics.status(fleet, device)

@@ -52,5 +52,7 @@ def test_without_noise_a_count_has_no_error():
 
 
 def test_the_former_section_is_refused_with_what_took_its_place():
-    with pytest.raises(SettingsError, match="scores: removed: answers with a device's own noise are gone"):
+    with pytest.raises(
+        SettingsError, match="scores: removed: answers with a device's own noise are gone"
+    ):
         from_table(AggregatorConfig, {"scores": {"collect": True}}, "aggregator.toml")

@@ -37,5 +37,7 @@ def test_a_device_that_knows_no_score_is_in_the_first_cell_and_gives_none_for_an
 
 
 def test_the_former_section_is_refused_with_what_took_its_place():
-    with pytest.raises(SettingsError, match="scores: removed: answers with a device's own noise are gone"):
+    with pytest.raises(
+        SettingsError, match="scores: removed: answers with a device's own noise are gone"
+    ):
         from_table(Config, {"scores": {"report": True}}, "meter.toml")
