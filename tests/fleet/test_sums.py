@@ -194,7 +194,9 @@ def bytes_below(folder):
 
 def hour_vector(number, period):
     """Return the rounded numbers of a device, as a sum has them: what must be found nowhere."""
-    terms = SimpleNamespace(lowest=0.0, highest=50.0, resolution=0.001, length=24, levels=50_000)
+    terms = SimpleNamespace(
+        lowest=0.0, highest=50.0, resolution=0.001, length=24, levels=50_000, Norm=0.0
+    )
     first = period // 1000 // HOUR
     values = np.array([load(number, first + hour) for hour in range(24)])
     return packed(rounded(values, terms))

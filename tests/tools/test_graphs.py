@@ -121,7 +121,7 @@ def test_every_kept_middle_of_a_long_run_is_a_point_of_its_curve(folder, tmp_pat
     assert long_run.lengths(options) is None
     resume = (tmp_path / arm("PFGL").file).with_suffix(".resume")
     base = charging.ground(arm("PFGL"), folder)
-    learnt, _ = chargers.federated(arm("PFGL"), base, Checkpoint(resume, seconds=0.0))
+    learnt, _, _ = chargers.federated(arm("PFGL"), base, Checkpoint(resume, seconds=0.0))
     found = long_run.points_of(long_run.lengths(options))
     assert sorted(found) == [1, 3]
     assert found[1] == long_run.LengthPoint(0.5, 0.6)
