@@ -158,6 +158,7 @@ def plain(found, members):
     return [sum(load(number, hour) for number in members) for hour in hours]
 
 
+@pytest.mark.slow
 def test_the_readings_of_two_feeders_are_added_and_nothing_else_is_known(feeders):
     feeders.start()
     feeders.hours(26)
@@ -251,6 +252,7 @@ def sent_by(world, number):
     return [world.clients[number]._store.paper(f"sum {one}") for one in ("history", "tomorrow")]
 
 
+@pytest.mark.slow
 def test_a_device_that_did_not_opt_in_and_one_without_a_label_are_in_no_sum(feeders):
     path = feeders.world.folder / "home-0.toml"
     path.write_text(path.read_text().replace('"sums" = true', '"sums" = false'))
@@ -297,6 +299,7 @@ def test_a_check_shows_the_loss_of_a_year_where_noise_is_on(world, tmp_path, cap
     assert shown == "epsilon 0.425 a sum, 12.2 for 365 sums of a year, delta 1e-05"
 
 
+@pytest.mark.slow
 def test_newer_contracts_of_a_running_daemon_are_followed_and_older_ones_refused(feeders):
     feeders.start()
     before = feeders.world.clients[1].status()["sums"]
@@ -392,6 +395,7 @@ def test_long_vectors_travel_in_chunks_over_a_bad_link(world, tmp_path, capsys, 
     feeders.command("sums", "audit")
 
 
+@pytest.mark.slow
 def test_the_audit_of_rounds_also_computes_the_sums_again(feeders):
     feeders.start()
     feeders.hours(26)

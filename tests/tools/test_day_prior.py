@@ -53,6 +53,7 @@ def test_a_sample_has_every_stage_and_is_the_same_again():
     assert set(once.stages) == set(range(len(STAGES)))
 
 
+@pytest.mark.slow
 def test_the_prior_of_some_devices_forecasts_another_one(tmp_path):
     prior = trained([site(seed) for seed in range(6)], QUIET)
     shapes = {name: one.shape for name, one in prior.arrays.items()}

@@ -131,6 +131,7 @@ def test_a_year_of_quarter_hours_is_summed_in_little_memory():
         tracemalloc.stop()
 
 
+@pytest.mark.slow
 def test_hidden_days_train_the_stages_of_new_devices():
     manifest = manifest_of(stages=(0, 4, 8))
     frame = frame_of(load_of(3, 40, gaps=0.0), manifest)
