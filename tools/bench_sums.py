@@ -53,12 +53,13 @@ FEEDER = 250
 """Devices of a feeder."""
 
 
-def contract(length: int) -> FollowedContract:
+def contract(length: int, noise: float = 0.0) -> FollowedContract:
     """Return a contract of one day; lengths that do not divide it have a period of as many seconds."""
     period = DAY if DAY % length == 0 else 1000 * length
     terms = ("feeder", "history", "elec.import.power", "kW", length, -30.0, 60.0, 0.001)
+    witness = 30 * 3_600_000, 8, KEYS.open.public
     return FollowedContract.read(
-        encode(SumContract(*terms, period, 30 * 3_600_000, 8, KEYS.open.public, cohort="feeder"))
+        encode(SumContract(*terms, period, *witness, cohort="feeder", Noise=noise))
     )
 
 
@@ -72,9 +73,9 @@ def seconds(work: Callable[[], object], times: int) -> float:
     return float(np.median(found))
 
 
-def device_costs(length: int, times: int) -> tuple[float, int]:
+def device_costs(length: int, times: int, noise: float = 0.0) -> tuple[float, int]:
     """Return the processor seconds of a message, and its bytes over those of the plain vector."""
-    of, signer = contract(length), from_seed(b"\7" * 32)
+    of, signer = contract(length, noise), from_seed(b"\7" * 32)
     context = SumContext("north", "meter-0042", of.digest, of.terms.period)
     values = np.random.default_rng(0).uniform(-30, 60, length)
     taken = seconds(lambda: masked_message(values, of, context, signer), times)
@@ -181,12 +182,14 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     small, more = device_costs(192, options.times)
     large, _ = device_costs(212_500, max(options.times // 10, 3))
+    noisy, _ = device_costs(212_500, max(options.times // 10, 3), 120.0)
     speed, memory = witness_costs(options.members, 192)
     print("| cost | measured |")
     print("| --- | --- |")
     print(f"| bytes over the plain vector | {more} |")
     print(f"| device, a message of 192 numbers, ms | {1e3 * small:.2f} |")
     print(f"| device, a message of 1.7 MB, ms | {1e3 * large:.1f} |")
+    print(f"| device, the same with noise, ms | {1e3 * noisy:.1f} |")
     print(f"| witness, members a second of a set of {options.members:,} | {speed:,.0f} |")
     print(f"| witness, largest memory, MiB | {memory:.0f} |", flush=True)
     for line in month(options.devices, options.days) if options.days else ():

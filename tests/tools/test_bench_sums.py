@@ -8,4 +8,4 @@ def test_every_cost_has_a_line(capsys):
     printed = capsys.readouterr().out
     assert "| bytes over the plain vector | 110 |" in printed
     assert "300 devices x 2 days: sums equal bit for bit | 4 of 4 |" in printed
-    assert printed.count("\n") == 10
+    assert printed.count("\n") == 11

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import math
-import os
+import secrets
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_sdk.extensions.sums.seed import SEED_SIZE, stream
 from edge_sdk.privacy.mechanism import Entropy
 from edge_sdk.privacy.noise import uniform
 
+_AT_ONCE = 16_384
+"""Candidates that are drawn at once: they stay in the processor's cache."""
 
-def discrete_gaussian(count: int, sigma: float, entropy: Entropy = os.urandom) -> NDArray[np.int64]:
+
+def expanded(size: int) -> bytes:
+    """Return the ChaCha20 stream of a fresh seed: ten times as fast as the operating system's entropy."""
+    return stream(secrets.token_bytes(SEED_SIZE), size)
+
+
+def discrete_gaussian(count: int, sigma: float, entropy: Entropy = expanded) -> NDArray[np.int64]:
     """Draw integers with probability proportional to exp(-k² / (2 σ²)), shape ``(count,)``.
 
     Rejection from a discrete Laplace distribution (Canonne, Kamath and Steinke, "The discrete Gaussian
@@ -26,7 +35,7 @@ def discrete_gaussian(count: int, sigma: float, entropy: Entropy = os.urandom) -
     drawn, missing = [np.zeros(0, np.int64)], count
     scale = math.floor(sigma) + 1
     while missing > 0:
-        size = 2 * missing + 16  # at least half are kept
+        size = min(4 * missing // 3 + 64, _AT_ONCE)  # three of four are kept if sigma is large
         steps = np.floor(-scale * np.log(uniform(size, entropy)))
         is_negative = np.frombuffer(entropy(size), np.uint8) & 1 == 1
         excess = np.exp(-((steps - sigma**2 / scale) ** 2) / (2.0 * sigma**2))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 from collections.abc import Iterable, Iterator
 
 import numpy as np
@@ -20,7 +19,6 @@ from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.errors import Reason, Refused
 from edge_sdk.extensions.sums.messages import SumContract, SumMessage, SumsMessage
 from edge_sdk.extensions.sums.seed import ExchangeKey, mask_of, new_seed
-from edge_sdk.privacy.mechanism import Entropy
 from edge_sdk.protocol.codec import decode, encode
 from edge_sdk.protocol.keys import Signer
 
@@ -103,7 +101,7 @@ def rounded(values: Floats, terms: SumContract) -> Integers:
     return np.minimum(steps, terms.levels).astype(np.uint64)
 
 
-def noised(steps: Integers, terms: SumContract, entropy: Entropy = os.urandom) -> Integers:
+def noised(steps: Integers, terms: SumContract) -> Integers:
     """Return rounded numbers with a device's part of the contract's noise, modulo 2^64.
 
     >>> terms = SumContract("one", "history", "elec.import.power", "kW", 2, 0.0, 9.0, 0.001,
@@ -118,7 +116,7 @@ def noised(steps: Integers, terms: SumContract, entropy: Entropy = os.urandom) -
         discrete_gaussian,
     )
 
-    return steps + discrete_gaussian(len(steps), terms.own_noise, entropy).astype(np.uint64)
+    return steps + discrete_gaussian(len(steps), terms.own_noise).astype(np.uint64)
 
 
 def values_of(total: Integers, members: int, terms: SumContract) -> Floats:

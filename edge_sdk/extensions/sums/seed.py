@@ -110,18 +110,23 @@ def exported(agreed: bytes, context: bytes, info: bytes, label: bytes) -> bytes:
 
 
 def mask_of(seed: bytes, length: int) -> NDArray[np.uint64]:
-    """Return the ChaCha20 stream of a seed, which is used once; shape ``(length,)``.
+    """Return the mask of a seed, its stream, shape ``(length,)``.
 
     >>> [hex(word) for word in mask_of(bytes(32), 2).tolist()]
     ['0x903df1a0ade0b876', '0x28bd8653e56a5d40']
     """
+    return np.frombuffer(stream(seed, 8 * length), "<u8").astype(np.uint64)
+
+
+def stream(seed: bytes, size: int) -> bytes:
+    """Return bytes of the ChaCha20 stream of a seed, which is used once."""
     from cryptography.hazmat.primitives.ciphers import (  # noqa: PLC0415 - loads with the first sum
         Cipher,
         algorithms,
     )
 
-    stream = Cipher(algorithms.ChaCha20(seed, bytes(16)), None).encryptor()
-    return np.frombuffer(stream.update(bytes(8 * length)), "<u8").astype(np.uint64)
+    cipher = Cipher(algorithms.ChaCha20(seed, bytes(16)), None)
+    return cipher.encryptor().update(bytes(size))
 
 
 def _extract(salt: bytes, suite: bytes, label: bytes, material: bytes) -> bytes:
