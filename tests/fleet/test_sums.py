@@ -289,6 +289,9 @@ def test_contracts_of_few_devices_are_refused_unless_few_is_set(world, tmp_path,
     feeders.world.config.write_text(text.replace("few = true", "few = false"))
     assert cli.main(["check", str(feeders.world.config)]) != 0
     assert "least: a sum of 3 devices hides little" in capsys.readouterr().err
+    feeders.world.config.write_text(text.replace('source = "history"', 'source = "histories"'))
+    assert cli.main(["check", str(feeders.world.config)]) != 0
+    assert "'histories'; known: history, scores" in capsys.readouterr().err
 
 
 def test_a_check_shows_the_loss_of_a_year_where_noise_is_on(world, tmp_path, capsys):

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
+from edge_sdk.app.extensions import ExtensionIndex
 from edge_sdk.app.schema import Between, Length, Matches
 from edge_sdk.app.settings import Duration, seconds
 from edge_sdk.extensions.sums.messages import (
@@ -14,6 +15,7 @@ from edge_sdk.extensions.sums.messages import (
     LENGTH_LIMIT,
     Name,
     SumContract,
+    unknown_source,
 )
 from edge_sdk.privacy.noise import epsilon_of
 
@@ -92,9 +94,11 @@ class SumsSection:
     keep_days: Annotated[int, Between(1, 3650)] = 40  # days for which masked numbers are kept
 
     def __post_init__(self) -> None:
-        """Refuse contracts that hide little, that clash, or that have no witness."""
+        """Refuse contracts of an unknown source, that hide little, that clash, or that have no witness."""
         for one in self.contract:
             one.terms(bytes(32))
+            if why := unknown_source(one.source, ExtensionIndex("edge_sdk")):
+                raise ValueError(f"contract {one.name}: source: {why}")
             if one.least < LEAST and not self.few:
                 raise ValueError(
                     f"contract {one.name}: least: a sum of {one.least} devices hides little; expected at "

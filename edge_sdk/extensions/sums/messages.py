@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Annotated, ClassVar, Final
 
+from edge_sdk.app.extensions import ExtensionIndex
 from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.app.schema import Between, Length, Matches
 from edge_sdk.protocol.messages import (
@@ -32,6 +33,16 @@ TIMED: Final = ("history", "tomorrow")
 Name = Annotated[str, Matches(r"[a-z][a-z0-9-]{0,31}")]
 Signature = Annotated[bytes, Length(64, 64)]
 Contracts = Annotated[tuple[Annotated[bytes, Length(1, 1024)], ...], Length(0, CONTRACTS_LIMIT)]
+
+
+def unknown_source(source: str, index: ExtensionIndex) -> str:
+    """Return why a contract's source is none that devices of this version have; empty: they have it.
+
+    >>> unknown_source("history", ExtensionIndex("edge_sdk"))
+    ''
+    """
+    known = {*TIMED, *index.loaders("sums")}
+    return "" if source in known else f"unknown {source!r}; known: {', '.join(sorted(known))}"
 
 
 @dataclass(frozen=True, slots=True)

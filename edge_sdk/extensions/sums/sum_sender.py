@@ -8,12 +8,10 @@ another contract: whoever could announce a second contract would learn one devic
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable
 from typing import Any, Final
 
 from edge_sdk.app.cli import fields
-from edge_sdk.config import Config
 from edge_sdk.errors import Reason, Refused, SignerUnavailable
 from edge_sdk.extensions.sums.masked_sum import (
     Floats,
@@ -29,16 +27,16 @@ from edge_sdk.extensions.sums.messages import (
     SumsMessage,
 )
 from edge_sdk.extensions.sums.period_numbers import numbers_of
+from edge_sdk.extensions.sums.sum_checks import CONTRACTS, POINT, saved_contracts
 from edge_sdk.forecasting.forecast import Forecast
 from edge_sdk.forecasting.series import Series
-from edge_sdk.privacy.ledger import BudgetSpent, PrivacyAccount, PrivacyCharge, compose
+from edge_sdk.privacy.ledger import BudgetSpent, PrivacyCharge
 from edge_sdk.protocol.codec import decode, encode
 from edge_sdk.protocol.envelope import AGGREGATOR, digest, prove, ref
 from edge_sdk.protocol.messages import CHUNK_LIMIT, ChunkMessage, GrantMessage, HaveMessage
 from edge_sdk.protocol.outbox_state import OutboxEntry, PendingTransfer
 from edge_sdk.protocol.transfer import count_of
 from edge_sdk.session.signed_link import VerifiedMessage
-from edge_sdk.store.store import DeviceStore
 from edge_sdk.training.extension import DeviceExtension, DeviceParts
 
 logger = logging.getLogger(__name__)
@@ -49,27 +47,11 @@ OFFER_AGAIN: Final = 60.0
 """Seconds after which the offer of a long message that got no answer is repeated."""
 MINUTE: Final = 60_000
 """Milliseconds after which numbers that are of no part of a period are asked for again."""
-POINT: Final = "sum"
-"""Point of the charges in the ledger."""
 SERIAL: Final = "sum serial"
 """Fact with the serial of the followed announcement."""
 NumbersOf = Callable[[DeviceParts, str, int], Floats | None]
 """Numbers of a source that a row ``sums`` of the index names: of the device's parts, the contract's
 ``stream`` and the begin of a period; None while they are unknown, or of another ``stream``."""
-_CONTRACTS = "sum contracts"
-
-
-def refuse_privacy(config: Config) -> None:
-    """Refuse sums beside a privacy mechanism.
-
-    Raises:
-        ValueError: The message names the key.
-    """
-    if config.privacy.mechanism.name != "none":
-        raise ValueError(
-            "accept.sums: masked numbers are computed from readings without noise, so sending them voids "
-            "the claim of [privacy]; remove it, or set privacy.mechanism.name = 'none'"
-        )
 
 
 class SumSender(DeviceExtension):
@@ -80,7 +62,7 @@ class SumSender(DeviceExtension):
     def __init__(self, device: DeviceParts) -> None:
         super().__init__(device)
         self._store, self._session = device.store, device.session
-        self._contracts = _saved_contracts(device.store)
+        self._contracts = saved_contracts(device.store)
         self._sent: dict[str, tuple[float, float]] = {}  # by source: begin of the link, time
         self._offered: dict[str, tuple[OutboxEntry, PendingTransfer]] = {}
         self._tried: dict[str, tuple[object, ...]] = {}
@@ -144,12 +126,12 @@ class SumSender(DeviceExtension):
 
     def _follow(self, announced: SumsMessage, body: bytes) -> None:
         floor = self._store.fact(SERIAL)
-        if announced.serial == floor and body == self._store.paper(_CONTRACTS):
+        if announced.serial == floor and body == self._store.paper(CONTRACTS):
             return
         if announced.serial <= floor:
             raise Refused(Reason.ROLLBACK, f"serial {announced.serial} is not above {floor}")
         found = contracts_of(announced)
-        self._store.file_paper(_CONTRACTS, body, **{SERIAL: announced.serial})
+        self._store.file_paper(CONTRACTS, body, **{SERIAL: announced.serial})
         self._contracts = found
         self._tried.clear()
         for one in found:
@@ -309,22 +291,3 @@ class SumSender(DeviceExtension):
 
     def _is_receipted(self, source: str, message: SumMessage) -> bool:
         return self._store.fact(f"sum {source} receipted", -1) == message.period
-
-
-def budget_use(_: Config, account: PrivacyAccount) -> tuple[dict[str, Any], str]:
-    """Return the epsilon of the noisy sums so far, and a sentence about it."""
-    found = [one for one in account.charges if one.point == POINT]
-    loss = compose(found, account.limit.delta) if found else 0.0
-    data = {"epsilon": loss if math.isfinite(loss) else None, "delta": account.limit.delta}
-    count = sum(one.count for one in found)
-    text = f"sums with noise: epsilon {loss:.4g} for the device's whole record, {count} sums"
-    return {"sums": data}, f"{text}; sums without noise have no bound"
-
-
-def _saved_contracts(store: DeviceStore) -> tuple[FollowedContract, ...]:
-    body = store.paper(_CONTRACTS)
-    try:
-        return () if body is None else contracts_of(decode(SumsMessage, body))
-    except Refused as refused:
-        logger.warning("stored value rejected %s", fields(what=_CONTRACTS, why=refused))
-        return ()

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from edge_sdk.errors import Refused
+from edge_sdk.errors import ConfigError, Refused
 from edge_sdk.extensions.sums.masked_sum import FollowedContract
 from edge_sdk.extensions.sums.messages import (
     SumContract,
@@ -17,13 +17,8 @@ from edge_sdk.extensions.sums.messages import (
 )
 from edge_sdk.extensions.sums.period_numbers import numbers_of
 from edge_sdk.extensions.sums.seed import ExchangeKey
-from edge_sdk.extensions.sums.sum_sender import (
-    OFFER_AGAIN,
-    RETRY,
-    SumSender,
-    budget_use,
-    refuse_privacy,
-)
+from edge_sdk.extensions.sums.sum_checks import budget_use, checked, refuse_privacy
+from edge_sdk.extensions.sums.sum_sender import OFFER_AGAIN, RETRY, SumSender
 from edge_sdk.forecasting.forecast import Forecast
 from edge_sdk.forecasting.series import Series, SeriesColumn
 from edge_sdk.privacy.ledger import PrivacyAccount, PrivacyLimit
@@ -291,6 +286,19 @@ def test_a_source_that_the_device_does_not_have_is_declined(device, changed):
 
 def asked(request):
     return VerifiedMessage(request, encode(request), bytes(16))
+
+
+def test_check_lists_the_followed_contracts_and_refuses_an_unknown_source(device, tmp_path):
+    config = SimpleNamespace(state=tmp_path / "meter", index=INDEX)
+    assert checked(SimpleNamespace(state=tmp_path / "none", index=INDEX)) == {}
+    assert checked(config) == {}
+    device.sender.on_message(message(1, contract()))
+    assert checked(config) == {"sum contracts": "feeder-history (history)"}
+    device.sender.on_message(message(2, contract(), contract(name="new", source="newer")))
+    with pytest.raises(
+        ConfigError, match=r"contract new.*'newer'; known: blocks, history, tomorrow"
+    ):
+        checked(config)
 
 
 def test_the_noise_of_a_sum_is_charged_once_in_the_ledger(device):
