@@ -80,6 +80,12 @@ def ours(x: Any) -> Cases:  # noqa: ANN401 - a float32 matrix
         "centred_clipping": rule("centred_clipping", steps=1, radius=1.0),
         "clipped_clustering": rule("clipped_clustering"),
         "fltrust": rule("fltrust", root=ids[0]),
+        "mean_around_median": rule("mean_around_median", f=f),
+        "mda": rule("mda", f=f),
+        "monna": rule("monna", f=f, root=ids[0]),
+        "dnc": rule("dnc", f=f),
+        "caf": rule("caf", f=f),
+        "arc, mean": rule("mean", f=f, preaggregation=["arc"]),
         "nnm, mean": rule("mean", f=f, preaggregation=["nnm"]),
         "nnm, trimmed_mean": rule("trimmed_mean", f=f, preaggregation=["nnm"]),
         "nnm, rows written out": written_out,
@@ -97,7 +103,7 @@ def byzfl(x: Any) -> Cases:  # noqa: ANN401
 
     v, (f, _) = torch.from_numpy(x), assumed(len(x))
     nnm, mean, trimmed = b.NNM(f), b.Average(), b.TrMean(f)
-    buckets, krum, clip = b.Bucketing(2), b.Krum(f // 2), b.Clipping(2.0)
+    buckets, krum, clip, arc = b.Bucketing(2), b.Krum(f // 2), b.Clipping(2.0), b.ARC(f)
     one = {
         "mean": mean,
         "median": b.Median(),
@@ -106,14 +112,18 @@ def byzfl(x: Any) -> Cases:  # noqa: ANN401
         "multi_krum": b.MultiKrum(f),
         "geometric_median": b.GeometricMedian(nu=0.1, T=3),
         "centred_clipping": b.CenteredClipping(L=1, tau=1.0),
+        "mean_around_median": b.Meamed(f),
+        "monna": b.MoNNA(f),
+        "caf": b.CAF(f),
         "nnm, rows written out": nnm,
-    }
+    } | ({"mda": b.MDA(f)} if len(x) <= 20 else {})  # it tries every subset
     return {name: partial(rule, v) for name, rule in one.items()} | {
         "nnm, mean": lambda: mean(nnm(v)),
         "nnm, trimmed_mean": lambda: trimmed(nnm(v)),
         "bucketing, mean": lambda: mean(buckets(v)),
         "bucketing, krum": lambda: krum(buckets(v)),
         "norm_clipping, mean": lambda: mean(clip(v)),
+        "arc, mean": Fresh(lambda rows: mean(arc(rows)), v.clone),  # it writes into its argument
     }
 
 
@@ -224,21 +234,21 @@ def flower_new(x: Any) -> Cases:  # noqa: ANN401
         "multi_krum": s.MultiKrum(num_malicious_nodes=f, num_nodes_to_select=len(x) - f),
         "bulyan": bulyan,
     }
-    return {name: Fresh(strategy, replies) for name, strategy in one.items()}
+    return {name: Fresh(partial(rule.aggregate_train, 1), replies) for name, rule in one.items()}
 
 
 class Fresh:
     """Call that consumes its argument, which is made again before each call, outside the timing."""
 
-    def __init__(self, strategy: Any, make: Callable[[], list[Any]]) -> None:  # noqa: ANN401
-        self._strategy, self._make = strategy, make
-        self._given: list[Any] = []
+    def __init__(self, call: Callable[[Any], Any], make: Call) -> None:
+        self._call, self._make = call, make
+        self._given: Any = None
 
     def before(self) -> None:
         self._given = self._make()
 
     def __call__(self) -> None:
-        self._strategy.aggregate_train(1, self._given)
+        self._call(self._given)
 
 
 LIBRARIES: Mapping[str, Callable[[Any], Cases]] = {

@@ -183,23 +183,18 @@ def _to_others(distances: Matrix) -> Matrix:
 def _near_middle(columns: Values, keep: int) -> NDArray[Any]:
     """Return the mean of the values nearest to the middle of every ascending column.
 
-    They are contiguous: only their start is searched for. NaN where a value on either side is as
-    near, so that the sender decides.
+    Of values i and i + keep exactly one is among them: the nearer. NaN where a value on either side
+    is as near, so that the sender decides.
     """
-    n, wide = columns.shape
-    centre, every = middle(columns).astype(np.float64), np.arange(wide)
-    low, high = np.zeros(wide, np.intp), np.full(wide, n - keep)
-    while (low < high).any():
-        at = (low + high) // 2
-        beyond = np.minimum(at + keep, n - 1)
-        right = centre - columns[at, every] > columns[beyond, every] - centre
-        low = np.where(right & (low < high), at + 1, low)
-        high = np.where(right, high, at)
-    near = columns[low + np.arange(keep)[:, None], every].mean(axis=0, dtype=np.float64)
-    beyond = np.minimum(low + keep, n - 1)
-    differences = columns[beyond, every] - centre
-    tied = (low < n - keep) & (centre - columns[low, every] == differences) & (differences > 0)
-    return np.where(tied, np.nan, near)
+    centre, chosen = middle(columns).astype(np.float64), columns[:keep].copy(order="K")
+    tied = np.zeros(len(centre), np.bool_)
+    for start in range(0, len(columns) - keep, keep):
+        above = columns[start + keep : start + 2 * keep]
+        below = columns[start : start + len(above)]
+        left, right = centre - below, above - centre
+        np.copyto(chosen[: len(above)], above, where=left > right)
+        tied |= ((left == right) & (right > 0)).any(axis=0)
+    return np.where(tied, np.nan, chosen.mean(axis=0, dtype=np.float64))
 
 
 def _near_middle_by_id(block: Values, keep: int) -> NDArray[Any]:

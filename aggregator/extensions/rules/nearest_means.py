@@ -68,13 +68,16 @@ def monna(rows: Rows, *, f: Faulty, root: Client) -> RuleVerdict:
         raise TooFewRows(1, 0, f"no update of the trusted client {root!r}")
     sent = rows if rows.sent is None else rows.sent
     trusted = sent.row(sent.ids.index(root)).astype(np.float64)
-    others = rows.without(root) if root in rows.ids else rows
-    count = max(len(others) - f, 0)
-    weights = np.zeros(len(others))
-    weights[np.argsort(others.distances_to(trusted), kind="stable")[:count]] = 1.0 / (count + 1)
-    counted = {**others.named(weights), root: 1.0 / (count + 1)}
+    away = rows.distances_to(trusted)
+    if root in rows.ids:
+        away[rows.ids.index(root)] = -1.0
+        return _averaged(rows, np.argsort(away, kind="stable")[: len(rows) - f])
+    kept = np.argsort(away, kind="stable")[: max(len(rows) - f, 0)]
+    weights = np.zeros(len(rows))
+    weights[kept] = 1.0 / (len(kept) + 1)
+    counted = {**rows.named(weights), root: 1.0 / (len(kept) + 1)}
     dropped = {name: FAR for name, weight in counted.items() if not weight}
-    return RuleVerdict(others.combine(weights) + trusted / (count + 1), counted, dropped)
+    return RuleVerdict(rows.combine(weights) + trusted / (len(kept) + 1), counted, dropped)
 
 
 def least_diameter(distances: Matrix, f: int) -> NDArray[np.intp]:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aggregator.rules import bind
-from aggregator.rules.krum import bulyan_selection, krum_scores
+from aggregator.rules.krum import bulyan_selection, krum_scores, near_median
 from aggregator.rules.parameters import uniform
 
 
@@ -81,3 +81,14 @@ def test_ties_go_to_the_lowest_id(rows_of):
     corners = rows_of(np.array([[0.0, 0], [0, 1], [1, 0], [1, 1]]))
     assert bind("krum", f=0)(corners, uniform(4)).value.tolist() == [0.0, 0.0]
     assert first.tolist() == [0.5, 0.5]
+
+
+@pytest.mark.parametrize("n", [3, 8, 24, 31])
+def test_near_median_is_the_mean_of_the_nearest_values_however_few(rows_of, n):
+    matrix = np.random.default_rng(n).integers(-9, 9, size=(n, 500)).astype(np.float32)
+    matrix[0] *= 1e30
+    order = np.argsort(np.abs(matrix - np.median(matrix.astype(float), axis=0)), 0, kind="stable")
+    for keep in range(1, n + 1):
+        wanted = np.take_along_axis(matrix.astype(float), order[:keep], axis=0).mean(axis=0)
+        found = near_median(rows_of(matrix), keep)
+        np.testing.assert_allclose(found, wanted, rtol=1e-12, atol=1e-12)
