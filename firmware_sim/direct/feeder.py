@@ -1,7 +1,8 @@
 """Forecast two feeders of simulated homes from masked sums, with the functions of devices, witness and aggregator.
 
 Every home masks what it drew and what it expects, the witness opens the sum of each feeder and day, and the
-forecast is made of the opened sums. There is no broker and no clock; nothing else is left out.
+forecast is made of the opened sums. There is no broker and no clock; nothing else is left out, and each opened
+sum is that of the rounded numbers bit for bit, as over a broker.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from aggregator.extensions.sums.opened_sum import StoredSum
 from aggregator.extensions.sums.sum_set import SumMember, SumSet, opened_total, read_answer
 from aggregator.extensions.sums.witness_record import LEAST, WitnessKeys, WitnessRecord
 from aggregator.operations.charts import line_chart
-from edge_sdk.extensions.analytic.profile_features import ProfileRecord, profile_rows
-from edge_sdk.extensions.analytic.profile_form import fleet_scale, next_coefficients, scaled_design
-from edge_sdk.extensions.analytic.statistics import gather
+from edge_sdk.bundle import Bundle, TrustedKeys
+from edge_sdk.extensions.analytic.profile_half import IssuedWindows, with_own_part
+from edge_sdk.extensions.analytic.profile_sums import functions_of_profiles
 from edge_sdk.extensions.sums.masked_sum import (
     FollowedContract,
     SumContext,
@@ -32,8 +33,11 @@ from edge_sdk.extensions.sums.masked_sum import (
 )
 from edge_sdk.extensions.sums.messages import SumContract
 from edge_sdk.extensions.sums.seed import ExchangeKey
+from edge_sdk.forecasting.series import Series, SeriesColumn
+from edge_sdk.forecasting.windows import ChannelFrame, Drawable
 from edge_sdk.protocol import keys
 from edge_sdk.protocol.codec import encode
+from edge_sdk.protocol.contract.method import Array
 from edge_sdk.protocol.envelope import digest
 from firmware_sim.profiles.premises import Premises
 from firmware_sim.profiles.weather import Weather
@@ -43,9 +47,11 @@ Floats = NDArray[np.float64]
 FLEET, FEEDERS = "homes", ("F12", "F13")
 HOUR, DAY = 3_600_000, 86_400_000
 FIRST = 19_723  # 2024-01-01, a Monday, in days since 1970
+BUNDLE, STREAM = "load-day-1", "elec.import.energy"
 LEARN = 28
-"""Days of training data of the fleet's model."""
-_KNOWN = 7  # days before the first one that is learned from
+"""Days that a home knows before it first says what it expects."""
+RENEWED = 15
+"""Days after which a home solves its own part again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +82,7 @@ def simulated(
         silent: Share of the homes, every day other ones, whose sums do not arrive.
 
     Raises:
-        ValueError: Too few homes, or no day after those that the devices' model is from.
+        ValueError: Too few homes, or no day after those that a home first knows.
     """
     if homes < 20 or days <= LEARN:
         raise ValueError(
@@ -103,27 +109,29 @@ def _load(seed: int, days: int) -> Floats:
 def _expected(load: Floats) -> Floats:
     """Return the expected values of each home for the days after ``LEARN``, shape ``(homes, days - LEARN, 24)``.
 
-    The model is the fleet's first pass: least squares, so it is the expected value.
+    They are those of an agent with the shipped bundle: the means of its paths, with a part of its own that is
+    solved of the days before and again each ``RENEWED`` days.
     """
-    days = load.shape[1]
-    local = (FIRST * 24 + np.arange(days * 24)) * 3600
-    origins = 24 * np.arange(_KNOWN, days) - 1
-    parts = [profile_rows(ProfileRecord(one.ravel(), local, 3600), origins, 24) for one in load]
-    scale = fleet_scale([(one.design.astype(np.float64) ** 2).mean(axis=(0, 1)) for one in parts])
-    learn, total = LEARN - _KNOWN, None
-    for one, rows in zip(load, parts, strict=True):
-        targets = one[_KNOWN:] / rows.level[:, None] - rows.base
-        design = scaled_design(rows, scale)[: learn * 24]
-        found = gather(design, targets[:learn].reshape(-1, 1))
-        total = found if total is None else total + found
-    assert total is not None
-    coefficients = next_coefficients(None, {0: total}, 1.0, stages=1)[0]
-    made = [
-        (scaled_design(rows, scale) @ coefficients.astype(np.float32)).reshape(-1, 24) + rows.base
-        for rows in parts
-    ]
-    values = [one * rows.level[:, None] for one, rows in zip(made, parts, strict=True)]
-    return np.asarray(np.maximum(np.stack(values)[:, learn:], 0.0))
+    bundle = Bundle.open(BUNDLE, trust=TrustedKeys())
+    manifest, functions = bundle.manifest, functions_of_profiles(bundle.manifest)
+    days, found = load.shape[1], np.empty((len(load), load.shape[1] - LEARN, 24))
+
+    def run(name: str, **given: Array) -> tuple[Array, ...]:
+        return functions[name](**given)
+
+    for home, one in zip(found, load, strict=True):
+        series = Series(3600, [STREAM], capacity=24 * days)
+        series.load_columns([SeriesColumn(STREAM, FIRST * 24 + np.arange(24 * days), one.ravel())])
+        frame = ChannelFrame.of(series, manifest, zone=UTC)
+        for first in range(LEARN, days, RENEWED):
+            every = frame.origins()
+            learned = IssuedWindows.of(run, Drawable(frame, every[every < 24 * (first - 1)]))
+            p = with_own_part(run, learned, bundle.initial, manifest.spec())
+            issued = 24 * np.arange(first, min(first + RENEWED, days)) - 1
+            _, paths = run("day", p=p, x=frame.inputs(issued))
+            told = np.maximum(frame.restore(paths.reshape(len(issued), -1), issued), 0.0)
+            home[first - LEARN :][: len(issued)] = told.reshape(paths.shape).mean(axis=1)
+    return found
 
 
 def _opened(
@@ -177,7 +185,7 @@ def _opened(
 
 def _contract(source: str, witness: bytes) -> SumContract:
     return SumContract(
-        f"feeder-{source}", source, "elec.import.energy", "kWh", 24, 0.0, 50.0, 0.001, DAY,
+        f"feeder-{source}", source, STREAM, "kWh", 24, 0.0, 50.0, 0.001, DAY,
         26 * HOUR, LEAST, witness, cohort="feeder",
     )  # fmt: skip
 

@@ -19,6 +19,7 @@ import argparse
 import importlib
 import json
 from collections.abc import Mapping, Sequence
+from copy import copy
 from datetime import UTC, datetime, tzinfo
 from functools import partial
 from pathlib import Path
@@ -83,12 +84,12 @@ class SetOfDevices:
         self.functions = functions_of_profiles(self.manifest)
         self.task = task
         self.day = task.p = task.day
-        place: tzinfo = UTC if zone == "UTC" else ZoneInfo(zone)
+        self._zone: tzinfo = UTC if zone == "UTC" else ZoneInfo(zone)
         self.whole = {
-            s.name: _frame(self.manifest, s, len(s.value), place) for s in self.task.series
+            s.name: _frame(self.manifest, s, len(s.value), self._zone) for s in self.task.series
         }
         self.trained = {
-            s.name: _frame(self.manifest, s, s.train_end, place) for s in self.task.series
+            s.name: _frame(self.manifest, s, s.train_end, self._zone) for s in self.task.series
         }
 
     @classmethod
@@ -97,6 +98,15 @@ class SetOfDevices:
         task = importlib.import_module("datasets").load(data, f"{name}:1")
         task.series = task.series[:most]
         return cls(task, *SETS[name][1:])
+
+    def until(self, rows: int) -> SetOfDevices:
+        """Return the same devices, of which at most the first rows are known to learn from."""
+        found = copy(self)
+        found.trained = {
+            s.name: _frame(self.manifest, s, min(rows, s.train_end), self._zone)
+            for s in self.task.series
+        }
+        return found
 
     def run(self, name: str, **given: Any) -> Any:  # noqa: ANN401 - arrays in, arrays out
         return self.functions[name](**given)
@@ -117,11 +127,17 @@ class SetOfDevices:
         """Return the vector of a device with its own part; a file keeps it."""
         if path.exists():
             return np.fromfile(path, "<f4")
-        frame = self.trained[name]
-        learned = IssuedWindows.of(self.run, Drawable(frame, frame.origins()))
-        found = with_own_part(self.run, learned, self.initial, self.manifest.spec())
+        found = self.with_own_part(name)
         found.astype("<f4").tofile(path)
         return found
+
+    def with_own_part(self, name: str) -> Vector:
+        """Return the bundle's vector with the own part of what a device has to learn from."""
+        frame = self.trained[name]
+        learned = IssuedWindows.of(self.run, Drawable(frame, frame.origins()))
+        if not len(learned):
+            return self.initial
+        return with_own_part(self.run, learned, self.initial, self.manifest.spec())
 
     def fleet(
         self, names: Sequence[str], console: Console, *, is_final: bool = True

@@ -4,8 +4,9 @@
     python -m tools.experiments.marks.feeders --data DATA --anchors ANCHORS --set building_fontana_ca
 
 Windows, splits and the reference, the weekly naive forecast of the sum, are the anchors'. A device expects what
-the fleet's least squares and a part of its own say; in the training part every block of time is forecast by
-the blocks before it, as devices do. The aggregator has the sums. Rows of a set:
+an agent with the shipped bundle sends: the means of its paths, with a part of its own; with ``--fleet`` all devices
+of the set have taught the bundle before. In the newer half of the training part it has learned from the time
+before, twice; in the test part from the whole training part. The aggregator has the sums. Rows of a set:
 
 - ``devices``: the sum of what the devices expect;
 - ``history``: the closed form of the sum's own history;
@@ -14,18 +15,16 @@ the blocks before it, as devices do. The aggregator has the sums. Rows of a set:
   scaled by the number of devices, ``silent, power`` by the devices' highest load, and ``silent, energy`` by
   their mean load, as a label with the energy of a year does.
 
-One JSON per set in --out; an interrupted call continues where it stopped.
+One JSON per set in --out, and files with what its devices expect; an interrupted call continues where it stopped.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
-import math
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,10 +34,10 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 import numpy as np
+from rich.console import Console
 
 from aggregator.extensions.feeder.feeder_model import (
     BLOCKS,
-    PENALTY,
     FeederIssues,
     FeederModel,
     combined,
@@ -48,11 +47,10 @@ from aggregator.extensions.feeder.feeder_model import (
     own_forecast,
     recent_errors,
 )
-from edge_sdk.extensions.analytic.profile_features import ProfileRecord, profile_rows
-from edge_sdk.extensions.analytic.profile_form import fleet_scale, next_coefficients, scaled_design
-from edge_sdk.extensions.analytic.solve import ridge
-from edge_sdk.extensions.analytic.statistics import Statistic, gather
+from edge_sdk.extensions.analytic.profile_features import ProfileRecord
 from edge_sdk.forecasting.calendar_features import Floats, Ints
+from edge_sdk.protocol.contract.parameter_layout import Vector
+from tools.experiments.marks.days import CHUNK, SetOfDevices
 from tools.experiments.marks.first_days import _site
 from tools.experiments.marks.tasks import use
 
@@ -64,20 +62,20 @@ MARKS: Mapping[str, tuple[str, float]] = {
     "cellular_milan": ("Milan", 0.856),
     "ev_boulder": ("Boulder, charging", 0.786),
 }
-STRENGTHS = (0.03, 0.1, 1.0, math.inf)
-"""Of a device's own part, per row; the one whose sums are best in the training part."""
+SOLVED = (BLOCKS // 2, 3 * BLOCKS // 4, BLOCKS)
+"""Blocks of the training part at whose begin the own parts are solved; the last is the test part."""
 FIRST = 3
 """Known days before the first origin that is learned from."""
 SILENT = 0.1
 SCALES = ("number", "power", "energy")
 """By which a sum without the silent devices is scaled to all."""
-_ROWS = 12_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fleet:
     """The devices of a set on one grid."""
 
+    devices: SetOfDevices
     load: Floats  # gaps filled, shape ``(devices, T)``
     truth: Floats  # NaN where unobserved, same shape
     local: Ints
@@ -100,8 +98,8 @@ class Fleet:
 
 def read(data: Path, name: str) -> Fleet:
     """Return a set as the anchors read it."""
-    task = importlib.import_module("datasets").load(data, f"{name}:1")
-    day = task.p = task.day
+    devices = SetOfDevices.of(data, name)
+    task, day = devices.task, devices.day
     starts = np.arange(4) * day // 4
 
     def origins(series: Any, part: str, first: int) -> set[int]:  # noqa: ANN401 - the anchors' type
@@ -111,6 +109,7 @@ def read(data: Path, name: str) -> Fleet:
 
     sites = [_site(series, day) for series in task.series]
     return Fleet(
+        devices,
         np.stack([site.load for site in sites]),
         np.stack([series.value for series in task.series]),
         sites[0].local,
@@ -121,36 +120,57 @@ def read(data: Path, name: str) -> Fleet:
     )
 
 
-def expected_values(fleet: Fleet) -> tuple[Floats, Floats]:
+def expected_values(
+    fleet: Fleet, kept: Path | None = None, *, is_alone: bool = True
+) -> tuple[Floats, Floats]:
     """Return what each device expects, shapes ``(devices, origins, H)`` of training and test part.
 
-    The first block of the training part has no blocks before it, and is NaN.
+    The older half of the training part is NaN: a device would have seen little or nothing of it.
+
+    Args:
+        kept: Start of the names of files that keep what the devices expect.
+        is_alone: Whether the bundle has learned nothing from these devices but own parts.
     """
-    scale = fleet_scale([_squares(fleet, device) for device in range(len(fleet.load))])
-    statistics = [_statistics(fleet, device, scale) for device in range(len(fleet.load))]
-    noises = [_noise(fleet, device) for device in range(len(fleet.load))]
-    blocks = fleet.blocks()
-    before = [_solutions(statistics, noises, block, fleet.day) for block in range(1, BLOCKS)]
-    whole = _solutions(statistics, noises, BLOCKS, fleet.day)
-    learn = np.full((len(STRENGTHS), len(fleet.load), len(fleet.learn), fleet.day), np.nan)
-    test = np.full((len(STRENGTHS), len(fleet.load), len(fleet.test), fleet.day), np.nan)
-    for device in range(len(fleet.load)):
-        for block in range(1, BLOCKS):
-            mine = np.flatnonzero(blocks == block)
-            learn[:, device, mine] = _forecast(
-                fleet, device, fleet.learn[mine], scale, before[block - 1][device]
-            )
-        test[:, device] = _forecast(fleet, device, fleet.test, scale, whole[device])
-    drawn = fleet.truth[:, fleet.targets(fleet.learn)].sum(axis=0)
-    errors = [float(np.nanmean(np.abs(one.sum(axis=0) - drawn))) for one in learn]
-    best = int(np.argmin(errors))
-    return learn[best], test[best]
+    origins = np.concatenate([fleet.learn, fleet.test])
+    blocks = np.concatenate([fleet.blocks(), np.full(len(fleet.test), BLOCKS)])
+    found = np.full((len(fleet.load), len(origins), fleet.day), np.nan)
+    for block, after in zip(SOLVED, (*SOLVED[1:], BLOCKS + 1), strict=True):
+        mine = (blocks >= block) & (blocks < after)
+        path = None if kept is None else kept.with_name(f"{kept.name}-{block}.npy")
+        if path is not None and path.exists():
+            found[:, mine] = np.load(path)
+            continue
+        known = fleet.devices.until(int(origins[mine][0]) + 1)
+        names = list(known.trained)
+        vectors = (
+            {name: known.with_own_part(name) for name in names}
+            if is_alone
+            else known.fleet(names, Console(stderr=True))[1]
+        )
+        for device, name in enumerate(names):
+            found[device, mine] = _expected(fleet, device, vectors[name], origins[mine])
+        if path is not None:
+            np.save(path, found[:, mine])
+    return found[:, : len(fleet.learn)], found[:, len(fleet.learn) :]
 
 
-def run(data: Path, name: str) -> dict[str, Any]:
+def _expected(fleet: Fleet, device: int, p: Vector, origins: Ints) -> Floats:
+    """Return what a device expects of the days after some origins, shape ``(n, H)``."""
+    devices, found = fleet.devices, np.empty((len(origins), fleet.day))
+    frame = devices.whole[devices.task.series[device].name]
+    lowest = 0.0 if np.nanmin(fleet.truth[device, : fleet.train_end]) >= 0.0 else -np.inf
+    for start in range(0, len(origins), CHUNK):
+        some = origins[start : start + CHUNK]
+        _, made = devices.run("day", p=p, x=frame.inputs(some))
+        paths = frame.restore(made.reshape(len(some), -1), some).reshape(made.shape)
+        found[start : start + CHUNK] = np.maximum(paths, lowest).mean(axis=1)
+    return found
+
+
+def run(data: Path, name: str, out: Path, *, is_alone: bool = True) -> dict[str, Any]:
     """Return the errors over the weekly naive forecast of the sum, and the interval's coverage."""
     fleet = read(data, name)
-    learn, test = expected_values(fleet)
+    learn, test = expected_values(fleet, out / _title(name, is_alone), is_alone=is_alone)
     total = fleet.load.sum(axis=0)
     model = _model(fleet, total, learn.sum(axis=0))
     now = issues(_record(fleet, total), fleet.test, fleet.day, test.sum(axis=0))
@@ -179,6 +199,10 @@ def run(data: Path, name: str) -> dict[str, Any]:
         "silent, power": error(_silent(fleet, learn, test, known.max(axis=1))),
         "silent, energy": error(_silent(fleet, learn, test, known.mean(axis=1))),
     }
+
+
+def _title(name: str, is_alone: bool) -> str:  # noqa: FBT001 - one question
+    return f"feeder-{name}" if is_alone else f"feeder-{name}-fleet"
 
 
 def _silent(fleet: Fleet, learn: Floats, test: Floats, power: Floats) -> Floats:
@@ -218,87 +242,6 @@ def _model(fleet: Fleet, total: Floats, expected: Floats) -> FeederModel:
     return fitted(issues(_record(fleet, known), fleet.learn, fleet.day, expected))
 
 
-# --- the devices ----------------------------------------------------------------------------------
-
-
-def _parts(
-    fleet: Fleet, device: int, origins: Ints, scale: Floats
-) -> Iterator[tuple[Ints, Any, Floats, Floats]]:
-    """Yield positions of origins, their design, base and level."""
-    size = max(1, _ROWS // fleet.day)
-    record = ProfileRecord(fleet.load[device], fleet.local, fleet.step)
-    for begin in range(0, len(origins), size):
-        rows = profile_rows(record, origins[begin : begin + size], fleet.day)
-        places = np.arange(begin, begin + len(rows.level))
-        yield places, scaled_design(rows, scale), rows.base, rows.level
-
-
-def _squares(fleet: Fleet, device: int) -> Floats:
-    record = ProfileRecord(fleet.load[device], fleet.local, fleet.step)
-    few = fleet.learn[:: max(1, len(fleet.learn) // 40)]
-    design = profile_rows(record, few, fleet.day).design
-    return np.asarray((design.astype(np.float64) ** 2).mean(axis=(0, 1)))
-
-
-def _noise(fleet: Fleet, device: int) -> float:
-    """Return the mean error of the weekly naive forecast over the mean load."""
-    load = fleet.load[device, : fleet.train_end]
-    week = 7 * fleet.day
-    return max(float(np.abs(load[week:] - load[:-week]).mean() / np.abs(load).mean()), 1e-3)
-
-
-def _statistics(fleet: Fleet, device: int, scale: Floats) -> list[Statistic | None]:
-    """Return a device's statistic of every block."""
-    found: list[Statistic | None] = [None] * BLOCKS
-    blocks = fleet.blocks()
-    for places, design, base, level in _parts(fleet, device, fleet.learn, scale):
-        truth = fleet.truth[device][fleet.targets(fleet.learn[places])]
-        targets = (truth / level[:, None] - base).ravel()
-        of = np.repeat(blocks[places], fleet.day)
-        for block in np.unique(of):
-            mine = np.isfinite(targets) & (of == block)
-            one = gather(design[mine], targets[mine, None])
-            before = found[block]
-            found[block] = one if before is None else before + one
-    return found
-
-
-def _solutions(
-    statistics: Sequence[Sequence[Statistic | None]], noises: Sequence[float], end: int, day: int
-) -> list[Floats]:
-    """Return each device's coefficients from the blocks before ``end``, shape ``(strengths, W)``."""
-    own: list[Statistic] = []
-    for blocks in statistics:
-        known = [one for one in blocks[:end] if one is not None]
-        own.append(sum(known[1:], known[0]))
-    parts = [one.scaled(1.0 / one.count / noise**2) for one, noise in zip(own, noises, strict=True)]
-    penalty = PENALTY * day / max(one.count for one in own)
-    fleet = next_coefficients(None, {0: sum(parts[1:], parts[0])}, penalty, stages=1)
-    return [
-        np.concatenate(
-            [
-                fleet if math.isinf(strength) else ridge(one, strength * one.count, fleet)
-                for strength in STRENGTHS
-            ]
-        )
-        for one in own
-    ]
-
-
-def _forecast(
-    fleet: Fleet, device: int, origins: Ints, scale: Floats, coefficients: Floats
-) -> Floats:
-    """Return the expected values by strength, shape ``(strengths, origins, H)``."""
-    found = np.empty((len(coefficients), len(origins), fleet.day))
-    lowest = 0.0 if np.nanmin(fleet.truth[device]) >= 0.0 else -np.inf
-    for places, design, base, level in _parts(fleet, device, origins, scale):
-        told = (design @ coefficients.T.astype(np.float32)).T.reshape(
-            len(coefficients), *base.shape
-        )
-        found[:, places] = np.maximum((told + base) * level[:, None], lowest)
-    return found
-
-
 # --- command --------------------------------------------------------------------------------------
 
 
@@ -317,6 +260,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--anchors", type=Path, required=True)
     parser.add_argument("--out", type=Path, default=Path("runs"))
     parser.add_argument("--set", nargs="+", choices=MARKS, default=list(MARKS))
+    parser.add_argument(
+        "--fleet", action="store_true", help="let the devices teach the bundle (slow)"
+    )
     options = parser.parse_args(arguments)
     use(options.anchors)
     options.out.mkdir(parents=True, exist_ok=True)
@@ -327,10 +273,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     print("| --- " * (6 + len(SCALES)) + "|")
     for name in options.set:
-        path = options.out / f"feeder-{name}.json"
+        path = options.out / f"{_title(name, not options.fleet)}.json"
         if not path.exists():
             draft = path.with_suffix(".part")
-            draft.write_text(json.dumps(run(options.data, name)), "utf-8")
+            draft.write_text(
+                json.dumps(run(options.data, name, options.out, is_alone=not options.fleet)),
+                "utf-8",
+            )
             draft.replace(path)
         print(line(json.loads(path.read_text("utf-8"))), flush=True)
     return 0
