@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.extensions.feeder.feeder import FeederForecast, feeder_forecast
+from aggregator.extensions.feeder.feeder_chart import day_chart
 from aggregator.extensions.sums.opened_sum import StoredSum
 from aggregator.extensions.sums.sum_set import SumMember, SumSet, opened_total, read_answer
 from aggregator.extensions.sums.witness_record import LEAST, WitnessKeys, WitnessRecord
-from aggregator.operations.charts import line_chart
 from edge_sdk.bundle import Bundle, TrustedKeys
 from edge_sdk.extensions.analytic.profile_half import IssuedWindows, with_own_part
 from edge_sdk.extensions.analytic.profile_sums import functions_of_profiles
@@ -214,15 +214,7 @@ def pictures(found: Sequence[FeederResult], folder: Path) -> list[Path]:
     """Write a picture of each feeder: forecast, interval and what came; return the files."""
     files = []
     for one in found:
-        forecast, path = one.forecast, folder / f"{one.forecast.feeder}.svg"
-        rows = {
-            "forecast": forecast.values,
-            "lower end": forecast.lower or (),
-            "upper end": forecast.upper or (),
-            "what came": one.truth,
-        }
-        points = {name: list(enumerate(row)) for name, row in rows.items() if row}
-        title = f"Feeder {forecast.feeder}: {forecast.missing} of {forecast.expected} homes missing"
-        path.write_text(line_chart(title, "kW", points, "hour of the day, UTC"), "utf-8")
+        path = folder / f"{one.forecast.feeder}.svg"
+        path.write_text(day_chart(one.forecast, ZoneInfo("UTC"), ("what came", one.truth)), "utf-8")
         files.append(path)
     return files

@@ -29,8 +29,8 @@ from aggregator.extensions.feeder.feeder import (
     feeders_of,
     opened_sums,
 )
+from aggregator.extensions.feeder.feeder_chart import day_chart
 from aggregator.extensions.feeder.feeder_mqtt import open_link, publish
-from aggregator.extensions.feeder.feeder_page import feeder_chart
 from edge_sdk.app.cli import CommandResult
 
 COLUMNS = ("feeder", "start", "value", "lower", "upper", "unit", "devices", "missing")
@@ -63,7 +63,7 @@ def run(args: Namespace) -> CommandResult:
     if args.plot is not None:
         if len(found) != 1:
             raise FeederError("--plot: expected one feeder", hint=f"feeders: {', '.join(names)}")
-        args.plot.write_text(feeder_chart(found[0]), encoding="utf-8")
+        args.plot.write_text(day_chart(found[0], zone), encoding="utf-8")
     data = {"feeders": [one.document() for one in found]}
     return CommandResult(data, _text(found, args) or "no sum of a feeder's load is opened")
 

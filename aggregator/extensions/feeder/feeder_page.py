@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Mapping
 from typing import Any
+from zoneinfo import ZoneInfo
 
 from markupsafe import Markup
 from prometheus_client import CollectorRegistry, Gauge
 
 from aggregator.config import AggregatorConfig
 from aggregator.extensions.feeder.feeder import FeederBook, FeederForecast
-from aggregator.operations.charts import line_chart
+from aggregator.extensions.feeder.feeder_chart import day_chart
 
-HOUR = 3_600_000
 SHOWN = 20  # feeders with a picture
 
 
 def feeder_values(config: AggregatorConfig, query: Mapping[str, str]) -> dict[str, Any]:
     """Return the stored feeders, or the one of the query, each with its picture."""
     found = list(FeederBook.of(config).all())
+    zone = ZoneInfo(config.section("feeder").zone)
     wanted = query.get("id")
     chosen = [one for one in found if wanted is None or one.feeder == wanted]
     return {
         "names": [one.feeder for one in found],
-        "feeders": [_shown(one) for one in chosen[:SHOWN]],
+        "feeders": [_shown(one, zone) for one in chosen[:SHOWN]],
+        "zone": zone.key,
         "left_out": len(chosen) - len(chosen[:SHOWN]),
     }
 
@@ -39,40 +40,18 @@ def document(config: AggregatorConfig) -> Mapping[str, Any]:
     return {"feeders": [one.document() for one in FeederBook.of(config).all()]}
 
 
-def feeder_chart(one: FeederForecast) -> str:
-    """Return a picture of the forecast with its interval, and of the newest known day.
-
-    Both days begin at the left: the clock time is the same.
-    """
-
-    def line(values: Sequence[float] | None) -> list[tuple[float, float]]:
-        return [(i * one.step / HOUR, value) for i, value in enumerate(values or ())]
-
-    known = f"{datetime.fromtimestamp(one.yesterday.begin / 1000, UTC):%Y-%m-%d}, known"
-    lines = {
-        "forecast": line(one.values),
-        "lower end": line(one.lower),
-        "upper end": line(one.upper),
-        known: line(one.yesterday.values),
-    }
-    begin = datetime.fromtimestamp(one.begin / 1000, UTC)
-    title = f"Feeder {one.feeder}, {begin:%Y-%m-%d}"
-    x_name = f"hours after {begin:%Y-%m-%d %H:%M} UTC"
-    return line_chart(title, one.unit, {k: v for k, v in lines.items() if v}, x_name)
-
-
-def _shown(one: FeederForecast) -> dict[str, Any]:
-    yesterday = one.yesterday
+def _shown(one: FeederForecast, zone: ZoneInfo) -> dict[str, Any]:
+    yesterday, rows = one.yesterday, one.rows()
     return {
         "name": one.feeder,
         "forecast": one,
         "yesterday": yesterday,
         "yesterday_missing": yesterday.expected - yesterday.members,
+        "peak": max(rows, key=lambda row: row["value"]),
         "rows": [
-            row | {"before": before}
-            for row, before in zip(one.rows(), yesterday.values, strict=True)
+            row | {"before": before} for row, before in zip(rows, yesterday.values, strict=True)
         ],
-        "chart": Markup(feeder_chart(one)),  # noqa: S704 - line_chart escapes
+        "chart": Markup(day_chart(one, zone)),  # noqa: S704 - day_chart escapes
     }
 
 

@@ -3,15 +3,19 @@
 import csv
 import io
 import json
+import re
 import time
+from dataclasses import replace
 from types import SimpleNamespace
+from zoneinfo import ZoneInfo
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from aggregator.config import AggregatorConfig
 from aggregator.extensions.feeder import command, feeder_refresh
-from aggregator.extensions.feeder.feeder import FeederBook, FeederError
+from aggregator.extensions.feeder.feeder import FeederBook, FeederError, feeder_forecast
+from aggregator.extensions.feeder.feeder_chart import day_chart
 from aggregator.extensions.feeder.feeder_page import document, feeder_values
 from aggregator.extensions.feeder.feeder_refresh import FeederForecasts
 from tests.aggregator.extensions.feeder.sums import DAY, MONDAY, sums_of
@@ -65,10 +69,20 @@ def test_csv_has_a_row_for_each_step_and_nothing_where_nothing_is_known(shown):
 def test_a_picture_has_the_forecast_its_interval_and_the_day_before(shown, tmp_path):
     shown("F12", plot=tmp_path / "f12.svg")
     picture = (tmp_path / "f12.svg").read_text()
-    assert picture.count("<polyline") == 4
-    assert "2026-02-01, known" in picture
+    assert (picture.count("<polyline"), picture.count("<polygon")) == (2, 1)
+    assert "Sun 01 Feb, known" in picture  # the whole legend is inside
+    assert max(float(at) for at in re.findall(r'<text x="([0-9.]+)"', picture)) < 700
+    assert ">03:00<" in picture  # in the feeder's zone
     with pytest.raises(FeederError, match="expected one feeder"):
         shown(plot=tmp_path / "all.svg")
+
+
+def test_a_picture_of_nothing_but_zeros_has_an_axis():
+    one = feeder_forecast(sums_of(3, error=None), "F12", ZoneInfo("UTC"))
+    nothing = replace(one, values=(0.0,) * 24, yesterday=replace(one.yesterday, values=(0.0,) * 24))
+    picture = day_chart(nothing, ZoneInfo("UTC"))
+    assert "nan" not in picture
+    assert (">0<" in picture, ">1<" in picture) == (True, True)
 
 
 def test_what_is_stored_is_on_the_page_over_http_and_in_the_metrics(shown, config):
