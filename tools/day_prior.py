@@ -54,7 +54,6 @@ from edge_sdk.extensions.analytic.profile_form import (
     RELAXATION,
     STAGES,
     announced_spread,
-    best_strengths,
     fleet_scale,
     naive_noise,
     next_coefficients,
@@ -63,7 +62,6 @@ from edge_sdk.extensions.analytic.profile_form import (
     spread_columns,
     stage_of,
     stage_statistics,
-    strength_losses,
 )
 from edge_sdk.extensions.analytic.profile_kinds import (
     SIGNS,
@@ -74,6 +72,7 @@ from edge_sdk.extensions.analytic.profile_kinds import (
 from edge_sdk.extensions.analytic.reweighting import QuantileLoss
 from edge_sdk.extensions.analytic.statistics import Statistic
 from edge_sdk.forecasting.calendar_features import DAY, Floats, Ints
+from firmware_sim.evaluation.own_strength import best_strengths, strength_losses
 
 T = TypeVar("T")
 Sums = Mapping[str, Mapping[int, Statistic]]

@@ -75,6 +75,7 @@ WORDS: Mapping[object, str] = {
     int: "whole number",
     float: "number",
     bool: "`true` or `false`",
+    list: "list of texts",
     Path: "path",
     Any: "any",
 }

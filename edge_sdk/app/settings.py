@@ -139,7 +139,8 @@ def _with_extensions(cls: type, table: Mapping[str, Any]) -> Mapping[str, Any]:
         name, _, last = key.partition(".")
         inner = core.get(name, {})
         if isinstance(inner, Mapping) and last in inner:
-            built[key] = build_value(type(default), inner[last], where=key)
+            kind = tuple[str, ...] if isinstance(default, list) else type(default)
+            built[key] = build_value(kind, inner[last], where=key)
             core[name] = {other: value for other, value in inner.items() if other != last}
     return {**core, EXTENSIONS: built}
 

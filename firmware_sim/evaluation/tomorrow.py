@@ -27,17 +27,16 @@ from edge_sdk.extensions.analytic.profile_features import (
 from edge_sdk.extensions.analytic.profile_form import (
     LARGEST,
     RELAXATION,
-    best_strengths,
     fleet_scale,
     naive_noise,
     next_coefficients,
     own_part,
     scaled_design,
     stage_statistics,
-    strength_losses,
 )
 from edge_sdk.extensions.analytic.reweighting import QuantileLoss
 from edge_sdk.extensions.analytic.statistics import Statistic, total
+from firmware_sim.evaluation.own_strength import best_strengths, strength_losses
 from firmware_sim.evaluation.records import DAY, DeviceRecord, FleetRecords
 from firmware_sim.evaluation.windows import Floats, Ints, RecordParts
 

@@ -234,8 +234,13 @@ class ProfileModel:
         count, whole = len(x), self.lookback + self.horizon
         values = np.full((count, whole), np.nan)
         values[:, : self.lookback] = x[:, :, self.load]
-        local = self._local(np.asarray(x, np.float64))
-        record = ProfileRecord(values.ravel()[: -self.horizon], local.ravel(), self._step)
+        slots = self._slots(x)
+        local = self._local(x, slots)
+        # of a holiday: ``profile_holidays`` has raised it by a day
+        is_free = slots.ravel() >= self.day
+        holidays = is_free if is_free.any() else None
+        loads = values.ravel()[: -self.horizon]
+        record = ProfileRecord(loads, local.ravel(), self._step, holidays)
         return record, np.arange(count, dtype=np.int64) * whole + self.lookback - 1
 
     def wait(self, x: Array) -> tuple[Ints]:
@@ -251,28 +256,32 @@ class ProfileModel:
     def slots(self, x: Array) -> Ints:
         """Return the slot of the day of the last row of windows, shape ``(n,)``."""
         assert self._slot is not None
-        return self._numbers(x[:, -1:], self._slot)[:, 0].astype(np.int64)
+        return self._numbers(x[:, -1:], self._slot)[:, 0].astype(np.int64) % self.day
 
-    def _local(self, x: Floats) -> Ints:
+    def _local(self, x: Array, slots: Floats) -> Ints:
         """Return the wall clock of every row of windows, up to a number of weeks."""
-        assert self._slot is not None
         assert self._weekday is not None
         lookback, horizon = self.lookback, self.horizon
         weekday = self._numbers(x[:, -1:], self._weekday)
         days = (weekday - 3) % WEEK + 10 * WEEK  # 1970-01-01 was a Thursday
         end = days * DAY + self.slots(x)[:, None] * self._step
         plain = end + self._step * np.arange(1.0 - lookback, 1.0 + horizon)
-        slots = np.full(plain.shape, np.nan)
-        slots[:, :lookback] = self._numbers(x, self._slot)
-        if self._ahead is not None:
-            slots[:, lookback:] = self._numbers(x[:, lookback - horizon :], self._ahead)
         # where clocks have changed between a row and the last one, the slot says by how much
         moved = (slots * self._step - plain + DAY / 2) % DAY - DAY / 2
         return np.asarray(plain + np.where(np.isfinite(moved), moved, 0.0), np.int64)
 
+    def _slots(self, x: Array) -> Floats:
+        """Return the slot of every row of windows, NaN where unknown, ``(n, lookback + horizon)``."""
+        assert self._slot is not None
+        found = np.full((len(x), self.lookback + self.horizon), np.nan)
+        found[:, : self.lookback] = self._numbers(x, self._slot)
+        if self._ahead is not None:
+            found[:, self.lookback :] = self._numbers(x[:, -self.horizon :], self._ahead)
+        return found
+
     def _numbers(self, x: Array, channel: int) -> Floats:
-        feature = self.manifest.features[channel]
-        return np.asarray(np.rint(x[:, :, channel] * (feature.high - feature.low) + feature.low))
+        feature, column = self.manifest.features[channel], x[:, :, channel].astype(np.float64)
+        return np.asarray(np.rint(column * (feature.high - feature.low) + feature.low))
 
     def _calendar(self, what: str, lead: int | None = None) -> int | None:
         for i, feature in enumerate(self.manifest.features):

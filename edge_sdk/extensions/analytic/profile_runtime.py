@@ -11,6 +11,7 @@ import numpy as np
 from edge_sdk.extensions.analytic.bundle_form import reserve
 from edge_sdk.extensions.analytic.online_vector import NumberedRecord
 from edge_sdk.extensions.analytic.profile_half import IssuedWindows, with_own_part
+from edge_sdk.extensions.analytic.profile_holidays import days_of, holiday_frames
 from edge_sdk.extensions.analytic.residual_paths import fitted_paths
 from edge_sdk.forecasting.calendar_features import DAY, Ints
 from edge_sdk.forecasting.forecast import Forecast, least
@@ -32,12 +33,15 @@ class ProfileForm(BundleForm):
         """Reserve the memory of the linear algebra.
 
         Raises:
-            EdgeError: The limit of memory leaves too little.
+            EdgeError: The limit of memory leaves too little, or a holiday is no date.
         """
         name = learner.manifest.name
         reserve(name)
         self.why_not_tuned = f"bundle {name} is solved for this device in closed form"
         self._learner = learner
+        if dates := learner.config.tables["forecast.holidays"]:
+            frames = holiday_frames(learner.shell.frames, days_of(dates))
+            learner.shell = replace(learner.shell, frames=frames)
         self._before: Vector | None = None  # the vector that ``_after`` goes on from
         self._after, self._upto = np.zeros(0, np.float32), -1
         self._alone = -1  # newest window of the solution of a device alone

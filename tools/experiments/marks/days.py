@@ -36,6 +36,7 @@ from aggregator.rules import bind
 from edge_sdk.bundle import Bundle, TrustedKeys
 from edge_sdk.extensions.analytic.half import analytic
 from edge_sdk.extensions.analytic.profile_half import IssuedWindows, with_own_part
+from edge_sdk.extensions.analytic.profile_holidays import days_of, with_holidays
 from edge_sdk.extensions.analytic.profile_sums import functions_of_profiles
 from edge_sdk.forecasting.calendar_features import DAY, Floats, Ints
 from edge_sdk.forecasting.series import Series, SeriesRow
@@ -65,6 +66,18 @@ SETS: Mapping[str, tuple[str, str, str]] = {
 }
 """Title, bundle and time zone of each set; in UTC, times are local already."""
 
+HOLIDAYS: Mapping[str, tuple[str, ...]] = {
+    "building_bdg2_fl_az_ca": (
+        "2017-01-02", "2017-01-16", "2017-02-20", "2017-05-29", "2017-07-04", "2017-09-04",
+        "2017-10-09", "2017-11-10", "2017-11-23", "2017-11-24", "2017-12-25", "2017-12-26",
+    ),
+    "building_simbench_15min": (
+        "2016-01-01", "2016-03-25", "2016-03-28", "2016-05-01", "2016-05-05", "2016-05-16",
+        "2016-10-03", "2016-12-25", "2016-12-26",
+    ),
+}  # fmt: skip
+"""Public holidays of the sets with most of them, with the days beside them on which offices are closed."""
+
 THEIRS = ("snaive_day", "median5", "ridge_local", "lgbm_local", "lgbm_pooled")
 """Rows of the anchors' results."""
 
@@ -76,36 +89,43 @@ class SetOfDevices:
         task: A set, of the anchors' type; the forecasts of devices need its ``series`` and ``day`` alone.
         bundle: Name of a shipped bundle of profiles.
         zone: Time zone of the devices; in UTC, the times of the record are local already.
+        holidays: Dates on which the load is that of a weekend.
     """
 
-    def __init__(self, task: Any, bundle: str, zone: str = "UTC") -> None:  # noqa: ANN401
+    def __init__(
+        self,
+        task: Any,  # noqa: ANN401 - the anchors' type
+        bundle: str,
+        zone: str = "UTC",
+        holidays: Sequence[str] = (),
+    ) -> None:
         found = Bundle.open(bundle, trust=TrustedKeys())
         self.manifest, self.initial = found.manifest, found.initial
         self.functions = functions_of_profiles(self.manifest)
         self.task = task
         self.day = task.p = task.day
         self._zone: tzinfo = UTC if zone == "UTC" else ZoneInfo(zone)
-        self.whole = {
-            s.name: _frame(self.manifest, s, len(s.value), self._zone) for s in self.task.series
-        }
-        self.trained = {
-            s.name: _frame(self.manifest, s, s.train_end, self._zone) for s in self.task.series
-        }
+        self._free = days_of(holidays)
+        self.whole = {s.name: self._frame(s, len(s.value)) for s in task.series}
+        self.trained = {s.name: self._frame(s, s.train_end) for s in task.series}
+
+    def _frame(self, series: Any, rows: int) -> ChannelFrame:  # noqa: ANN401 - the anchors' type
+        made = _frame(self.manifest, series, rows, self._zone)
+        return with_holidays(made, self.manifest, self._free, self._zone)
 
     @classmethod
-    def of(cls, data: Path, name: str, most: int | None = None) -> SetOfDevices:
+    def of(
+        cls, data: Path, name: str, most: int | None = None, holidays: Sequence[str] = ()
+    ) -> SetOfDevices:
         """Read the first devices of a set below a folder, or all of them."""
         task = importlib.import_module("datasets").load(data, f"{name}:1")
         task.series = task.series[:most]
-        return cls(task, *SETS[name][1:])
+        return cls(task, *SETS[name][1:], holidays)
 
     def until(self, rows: int) -> SetOfDevices:
         """Return the same devices, of which at most the first rows are known to learn from."""
         found = copy(self)
-        found.trained = {
-            s.name: _frame(self.manifest, s, min(rows, s.train_end), self._zone)
-            for s in self.task.series
-        }
+        found.trained = {s.name: self._frame(s, min(rows, s.train_end)) for s in self.task.series}
         return found
 
     def run(self, name: str, **given: Any) -> Any:  # noqa: ANN401 - arrays in, arrays out
@@ -301,6 +321,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     some.add_argument("--days", nargs="+", choices=SETS, default=list(SETS), help="some sets only")
     some.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     some.add_argument("--devices", type=int, help="the first devices of each set only")
+    some.add_argument("--holidays", action="store_true", help="tell devices the public holidays")
 
 
 def main(options: argparse.Namespace) -> int:
@@ -311,7 +332,8 @@ def main(options: argparse.Namespace) -> int:
     for name in options.days:
         todo = [arm for arm in options.arms if not _file(options.out, name, arm).exists()]
         if todo and not options.kept and (options.data / name).is_dir():
-            devices = SetOfDevices.of(options.data, name, options.devices)
+            free = HOLIDAYS.get(name, ()) if options.holidays else ()
+            devices = SetOfDevices.of(options.data, name, options.devices, free)
             for arm in todo:
                 found = devices.scores(devices.vectors(arm, options.out, console))
                 _file(options.out, name, arm).write_text(json.dumps(found), "utf-8")

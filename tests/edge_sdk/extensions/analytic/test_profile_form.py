@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,10 +9,8 @@ from hypothesis import strategies as st
 
 from edge_sdk.extensions.analytic.profile_features import HINGED, KNOTS, ProfileRecord, profile_rows
 from edge_sdk.extensions.analytic.profile_form import (
-    OWN_STRENGTHS,
     RELAXATION,
     STAGES,
-    best_strengths,
     fleet_scale,
     next_coefficients,
     own_part,
@@ -23,7 +19,6 @@ from edge_sdk.extensions.analytic.profile_form import (
     scaled_design,
     stage_of,
     stage_statistics,
-    strength_losses,
 )
 from edge_sdk.extensions.analytic.reweighting import QuantileLoss
 from edge_sdk.extensions.analytic.statistics import total
@@ -142,25 +137,6 @@ def test_the_own_part_lies_between_nothing_and_the_devices_own_fit(seed):
     assert size[-1] == 0.0
     assert not own_part(design[:1], targets[:1], 0.1, LOSS).any()
     assert not own_part(design, np.full(200, np.nan), 0.1, LOSS).any()
-
-
-def test_strengths_are_judged_on_rows_that_were_not_learned_from():
-    design, targets, _ = device(7, rows=400)
-    known = np.arange(400) < 300
-    own = strength_losses(design, targets, known, LOSS)
-    assert own[-1] == 1.0
-    assert own[0] < 0.7
-    draw = np.random.default_rng(8)
-    noise = strength_losses(design[:60], draw.normal(size=60), np.arange(60) < 20, LOSS)
-    assert noise[0] > 1.0
-    assert strength_losses(design, targets, np.ones(400, np.bool_), LOSS).tolist() == [1.0] * len(
-        OWN_STRENGTHS
-    )
-
-
-def test_strengths_do_not_rise_with_the_number_of_known_days():
-    losses = np.array([[[2.0, 1.0, 1.0], [0.5, 0.9, 1.0], [1.5, 0.9, 1.0]]])
-    assert best_strengths(losses, (0.1, 1.0, math.inf)).tolist() == [1.0, 0.1, 0.1]
 
 
 @given(st.floats(0.01, 100.0), st.floats(0.01, 100.0), st.floats(1e-3, 1e3))
