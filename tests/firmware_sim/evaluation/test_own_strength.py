@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import strategies as st
 
 from edge_sdk.extensions.analytic.reweighting import QuantileLoss
 from firmware_sim.evaluation.own_strength import (
@@ -16,7 +15,6 @@ from firmware_sim.evaluation.own_strength import (
 )
 
 pytestmark = pytest.mark.extension
-seeds = st.integers(0, 2**32 - 1)
 LOSS = QuantileLoss()
 
 
