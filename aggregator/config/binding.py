@@ -98,8 +98,8 @@ def bind(config: AggregatorConfig, rows: Path | None = None) -> BoundRun:
     check_stages(config, bundle)
     check_downlink(config)
     spec, rounds = _spec(config, bundle), _rounds(config)
-    rule = bound_rule(config, rounds, getattr(settings, "rule_rows", 0))
     try:
+        rule = bound_rule(config, rounds, spec, getattr(settings, "rule_rows", 0))
         graph, config = _graph(config, bundle)
         setup = Setup(
             rule,

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from aggregator.bundles import BundleFileError, ModelBundle, open_bundle, shipped
 from aggregator.config.sections import AggregatorConfig
@@ -15,24 +14,29 @@ from aggregator.methods import METHODS, Rounds
 from aggregator.methods.base.wrappers import takes_stages
 from aggregator.rules import BoundRule, UnknownRuleError
 from aggregator.rules import bind as bind_rule
+from edge_sdk.app.extensions import ExtensionIndex, known_names
 from edge_sdk.app.settings import SettingsError
 from edge_sdk.protocol.contract.manifest import STATISTIC
 from edge_sdk.protocol.contract.method import CONTRACTS, Ask
+from edge_sdk.protocol.contract.parameter_layout import ParamSpec
 
 PAIR_BYTES = 64  # bytes that a rule takes for a pair of rows: at most eight matrices in float64
 
 
-def bound_rule(config: AggregatorConfig, rounds: Rounds, rule_rows: int = 0) -> BoundRule:
+def bound_rule(
+    config: AggregatorConfig, rounds: Rounds, spec: ParamSpec, rule_rows: int = 0
+) -> BoundRule:
     """Return the rule of a run, checked against its rounds and its memory.
 
     Args:
+        spec: Layout of a row.
         rule_rows: Fewest rows that the method gives to the rule; 0 if they are a round's updates.
 
     Raises:
         SettingsError: A value is refused; the message names the file and the key.
     """
     table = dict(config.run.rule)
-    name = table.pop("name", None)
+    name, scope = table.pop("name", None), table.pop("scope", "model")
     if not isinstance(name, str):
         raise wrong(config, "run.rule.name", "missing")
     try:
@@ -41,7 +45,13 @@ def bound_rule(config: AggregatorConfig, rounds: Rounds, rule_rows: int = 0) -> 
         raise wrong(config, f"run.rule.{error.key}", error.why) from error
     _check_faulty(config, rule, rounds, rule_rows)
     _check_pairs(config, rule, rounds)
-    return rule
+    if scope == "model":
+        return rule
+    if scope not in (scopes := ExtensionIndex("aggregator").loaders("scopes")):
+        why = f"unknown {scope!r}; known: model, {known_names(scopes)}"
+        raise wrong(config, "run.rule.scope", why)
+    scoped: BoundRule = scopes[scope]()(config, rule, spec)
+    return scoped
 
 
 def _check_faulty(config: AggregatorConfig, rule: BoundRule, rounds: Rounds, own: int) -> None:
@@ -71,7 +81,8 @@ def _check_pairs(config: AggregatorConfig, rule: BoundRule, rounds: Rounds) -> N
     if rows <= most:
         return
     size = -(-rounds.quorum // most)
-    names = [one if isinstance(one, str) else one.get("name") for one in _steps(config)]
+    steps = config.run.rule.get("preaggregation", ())
+    names = [one if isinstance(one, str) else one.get("name") for one in steps]
     whose = rule.name if rule.entry.compares_pairs else "nnm"
     why = (
         f"{whose!r} compares all pairs of {rows} updates (run.quorum), which takes "
@@ -84,10 +95,6 @@ def _check_pairs(config: AggregatorConfig, rule: BoundRule, rounds: Rounds) -> N
             "rule then compares the means of groups, and each Byzantine update spoils one"
         )
     raise wrong(config, "run.rule.name", why, hint=hint)
-
-
-def _steps(config: AggregatorConfig) -> list[Any]:
-    return list(config.run.rule.get("preaggregation", ()))
 
 
 def wrong(config: AggregatorConfig, key: str, why: str, *, hint: str = "") -> SettingsError:

@@ -51,6 +51,27 @@ def test_first_round_equals_a_run_with_that_rule(world, capsys, tmp_path, rule):
     assert all(np.isfinite(round_["recorded"]["loss"]) for round_ in found["rounds"])
 
 
+def test_a_replay_by_layer_is_a_run_by_layer(world, capsys):
+    by_layer = {"name": "geometric_median", "f": 1, "scope": "layer"}
+    one, anew = incident(world), incident(world, rule=by_layer)
+    args = (
+        "--rounds",
+        "1",
+        "--rule",
+        "geometric_median",
+        "--f",
+        "1",
+        "--parameter",
+        'scope="layer"',
+        "--json",
+    )
+    (replayed,) = json.loads(printed(capsys, one.config, *args))["rounds"]
+    (whole,) = json.loads(printed(capsys, one.config, *args[:6], "--json"))["rounds"]
+    (recorded,) = json.loads(printed(capsys, anew.config, "--rounds", "1", "--json"))["rounds"]
+    assert replayed["chained"]["model"] == recorded["recorded"]["model"]
+    assert whole["chained"]["model"] != replayed["chained"]["model"]
+
+
 def test_a_replay_beside_the_daemon_changes_nothing(world, capsys):
     one = incident(world)
     path = one.config.parent / "aggregator" / "aggregator.db"

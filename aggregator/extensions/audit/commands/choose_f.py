@@ -104,6 +104,7 @@ def most(config: configs.AggregatorConfig, rule: str, rows: int) -> int:
         CommandError: No such rule, or one that needs more parameters.
     """
     table = replay.changed_rule(config, rule, 1, [])
+    table.pop("scope", None)
     try:
         bound = bind(table.pop("name"), **table)
     except UnknownRuleError as error:

@@ -153,7 +153,7 @@ def changed_rule(
         )
     if name is not None:
         *before, last = name.split("+")
-        kept = {"f": table["f"]} if "f" in table and f is None else {}
+        kept: dict[str, Any] = {key: table[key] for key in ("f", "scope") if key in table}
         table = {"name": last, **kept, **({"preaggregation": before} if before else {})}
     if f is not None:
         table["f"] = f
