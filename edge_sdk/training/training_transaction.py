@@ -20,6 +20,7 @@ from edge_sdk.errors import Reason, Refused, SignerUnavailable, StoreFull
 from edge_sdk.privacy.ledger import BudgetSpent
 from edge_sdk.protocol import messages as m
 from edge_sdk.protocol.codec import encode, pack_tensor
+from edge_sdk.protocol.contract.manifest import Manifest
 from edge_sdk.protocol.contract.method import CONTRACTS, END, Ask, Task, Update
 from edge_sdk.protocol.contract.parameter_layout import ParamSpec
 from edge_sdk.protocol.keys import Signer
@@ -169,11 +170,14 @@ def encoding_of(
 _PROOF = 72  # bytes of a signature in an envelope, with its head
 
 
-def update_bytes(config: Config, spec: ParamSpec) -> int:
+def update_bytes(config: Config, manifest: Manifest, spec: ParamSpec, method: str) -> int:
     """Return the payload bytes of one update with its envelope (MQTT, TLS and IP come on top)."""
-    if not spec.shared_size:
+    size = spec.shared_size
+    if manifest.analytic is not None and method == "analytic":
+        size = manifest.analytic.statistic_size(len(manifest.golden.yhat))
+    if not size:
         return 0
-    blob, about = bytes(4 * spec.shared_size), (spec.digest, "delta", "f4", 64, {"loss": 0.5})
+    blob, about = bytes(4 * size), (spec.digest, "delta", "f4", 64, {"loss": 0.5})
     update = m.UpdateMessage(1, 100, 100, 1, 100, 100, *about, blob=blob)
     return 2 + sum(
         map(len, (text("update"), text(config.id), binary(encode(update)), binary(bytes(_PROOF))))

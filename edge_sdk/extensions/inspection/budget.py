@@ -109,13 +109,14 @@ def budget(config: Config, beside: tuple[ParticipationCharges, ...] = ()) -> dic
         account = account_of(config, None, plan, beside)
     manifest = bootstrap.open_bundle(config, announced).manifest
     spec = manifest.spec(announced.shared if announced else None)
+    method = announced.method if announced else "analytic"
     uses = _extension_uses(config, account)
     return {
         "bundle": manifest.name,
         "layers": _layers(spec),
         "shared": spec.shared_size,
         "personal": spec.size - spec.shared_size,
-        "bytes_up": update_bytes(config, spec),
+        "bytes_up": update_bytes(config, manifest, spec, method),
         "bytes_down": 4 * spec.shared_size,
         "releases": account.released_by_device,
         "privacy": plan.guarantee,

@@ -30,7 +30,6 @@ from edge_sdk.link.transport import LinkDown, LinkUp
 from edge_sdk.methods import METHODS
 from edge_sdk.protocol import topics
 from edge_sdk.protocol.contract.manifest import Manifest
-from edge_sdk.protocol.contract.parameter_layout import ParamSpec
 from edge_sdk.protocol.keys import RequiredSigner, Signer, kid_of
 from edge_sdk.session.identity import (
     TokenUnreachable,
@@ -146,7 +145,7 @@ def check_device(config: Config) -> dict[str, str]:
         f"({history.limit})",
         **found,
         "privacy": config.guarded(plan.guarantee),
-        **({} if config.is_alone else {"link": link_projection(config, manifest.spec())}),
+        **({} if config.is_alone else {"link": link_projection(config, manifest)}),
         **kept,
     }
 
@@ -186,12 +185,13 @@ def require_signer(signer: Signer) -> None:
         raise TokenUnreachable(str(error)) from error
 
 
-def link_projection(config: Config, spec: ParamSpec) -> str:
+def link_projection(config: Config, manifest: Manifest) -> str:
     """Return the bytes of a round and of a day without one, and the rounds that the limit allows.
 
     The rounds a day are the operator's; ``gridfed-aggregator check`` projects them.
     """
-    up, down = update_bytes(config, spec), 4 * spec.shared_size
+    spec = manifest.spec()
+    up, down = update_bytes(config, manifest, spec, "analytic"), 4 * spec.shared_size
     limit = limits_of(config.limits).daily_link_bytes
     text = f"a round is {up} bytes up and about {down} down; a day without one is {IDLE_DAY}"
     if limit is None:

@@ -269,6 +269,18 @@ def test_budget_works_before_the_first_release(config, capsys):
     assert told["releases"] == 0
 
 
+def test_a_round_of_profiles_is_a_statistic_before_a_run_is_announced(config, capsys):
+    enrolled(config)
+    config.write_text(TOML.replace("load-lstm", "load-day-1"))
+    manifest = Bundle.open("load-day-1", trust=TrustedKeys()).manifest
+    sent = 4 * manifest.analytic.statistic_size()
+    assert main(["budget", str(config), "--json"]) == 0
+    assert sent < json.loads(said(capsys).out)["bytes_up"] < 1.001 * sent
+    assert main(["check", str(config)]) == 0
+    (up,) = re.findall(r"a round is (\d+) bytes up", said(capsys).out)
+    assert sent < int(up) < 1.001 * sent
+
+
 def test_status_prints_readable_text():
     assert plain({"epsilon": 29.99999999998864, "left": None}) == "epsilon 30, left unlimited"
     assert plain([]) == "none"
