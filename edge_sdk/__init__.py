@@ -13,9 +13,10 @@ if TYPE_CHECKING:
     from edge_sdk.bundle import Bundle
     from edge_sdk.client import Client
     from edge_sdk.config import Config
-    from edge_sdk.errors import EdgeError
+    from edge_sdk.errors import ConfigError, EdgeError, StoreError
     from edge_sdk.forecasting.forecast import Forecast
     from edge_sdk.forecasting.series import Reading
+    from edge_sdk.link.transport import Transport
     from edge_sdk.methods import METHODS
 
 __all__ = [
@@ -23,19 +24,25 @@ __all__ = [
     "Bundle",
     "Client",
     "Config",
+    "ConfigError",
     "EdgeError",
     "Forecast",
     "Reading",
+    "StoreError",
+    "Transport",
 ]
 
 _HOMES = {
     "Bundle": "edge_sdk.bundle",
     "Client": "edge_sdk.client",
     "Config": "edge_sdk.config",
+    "ConfigError": "edge_sdk.errors",
     "EdgeError": "edge_sdk.errors",
     "Forecast": "edge_sdk.forecasting.forecast",
     "METHODS": "edge_sdk.methods",
     "Reading": "edge_sdk.forecasting.series",
+    "StoreError": "edge_sdk.errors",
+    "Transport": "edge_sdk.link.transport",
 }
 
 

@@ -326,6 +326,7 @@ class Client:
 
     @property
     def is_ready(self) -> bool:
+        """Return whether the model's window is full, so that ``forecast`` has values."""
         return self.learner.is_ready
 
     @property
@@ -352,6 +353,7 @@ class Client:
 
     @property
     def link(self) -> Transport:
+        """The link to the fleet's broker."""
         return self._session.parts.link.link
 
     @property
@@ -360,6 +362,7 @@ class Client:
 
     @property
     def is_linked(self) -> bool:
+        """Return whether the link is up and the aggregator has welcomed this device."""
         return self._session.is_linked
 
     @property
@@ -369,6 +372,7 @@ class Client:
 
     @property
     def is_wipe_ordered(self) -> bool:
+        """Return whether the operator has ordered that the device's state is deleted."""
         return self._session.participation.is_wipe_ordered
 
     @property
@@ -401,6 +405,7 @@ class Client:
 
     @property
     def state(self) -> Any:  # noqa: ANN401 - the half's own type
+        """State of the method's device half in the active run."""
         return self._active.state
 
     @property

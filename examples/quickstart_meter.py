@@ -10,7 +10,7 @@ import math
 import sys
 import time
 
-from edge_sdk import Client, Config, Reading
+from edge_sdk import Client, Config, EdgeError, Reading
 
 HOUR = 3600
 DAY = 24 * HOUR
@@ -34,4 +34,7 @@ def main(path: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    try:
+        main(sys.argv[1])
+    except EdgeError as error:
+        sys.exit(f"{error}\n{error.hint}".rstrip())

@@ -41,6 +41,7 @@ class KnownDevices:
 
     def __init__(self, clients: Iterable[EnrolledDevice]) -> None:
         self._by_id: dict[str, EnrolledDevice] = {}
+        self.get = self._by_id.get
         self._by_key: dict[bytes, dict[str, None]] = {}
         for client in clients:
             self.insert(client)
@@ -50,9 +51,6 @@ class KnownDevices:
 
     def __getitem__(self, device: str) -> EnrolledDevice:
         return self._by_id[device]
-
-    def get(self, device: str) -> EnrolledDevice | None:
-        return self._by_id.get(device)
 
     def insert(self, client: EnrolledDevice) -> None:
         """Insert or replace a device."""

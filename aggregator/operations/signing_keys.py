@@ -65,7 +65,7 @@ class RootKeyError(Failure):
 
 
 @dataclass(frozen=True, slots=True)
-class RootSigners:
+class RootSigners(Signer):
     """Private keys that sign for the root.
 
     The first one is also a ``Signer`` of its own, for a bundle's archive, which has one signature.

@@ -52,6 +52,7 @@ class RunDriver:
         self._registry, self._ingress = isolation.registry, isolation.ingress
         self._letters, self._clock = isolation.letters, isolation.clock
         run = self._engine
+        self.name = run.run.config.run.name  # empty for the run announced to all
         now, spec = self._clock.monotonic(), run.run.spec.digest
         self.tasks = OpenTasks(self._store, run.number, spec, now, self._neighbours_of)
         self._closed: list[Version] = []
@@ -83,11 +84,6 @@ class RunDriver:
     @property
     def engine(self) -> RoundEngine:
         return self._engine
-
-    @property
-    def name(self) -> str:
-        """Return the name of the run; empty for the one announced to all."""
-        return self._engine.run.config.run.name
 
     @property
     def _about(self) -> dict[str, object]:

@@ -44,7 +44,7 @@ class Store(ABC):
     """
 
     def __init__(self, db: Database, path: Location, held: ExitStack) -> None:
-        self._db, self._held, self.path = db, held, path
+        self._db, self.path, self.close = db, path, held.close
         self.transactions = transactions = Transactions(db, path)
         self.devices = Devices(transactions)
         self.contacts = Contacts(transactions)
@@ -65,9 +65,6 @@ class Store(ABC):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def close(self) -> None:
-        self._held.close()
 
     def transaction(self) -> AbstractContextManager[None]:
         """Combine all writes inside into one transaction: all of them or none.

@@ -59,6 +59,7 @@ class ModelRuntime:
     between_batches: Callable[[], None] = field(init=False)
     # values announced for slots that are still to be forecast
     announced: AnnouncedValues = field(init=False)
+    manifest: Manifest = field(init=False)
     spec: ParamSpec = field(init=False)
     half: Half[Any] = field(init=False)
     local_half: Half[LocalState] = field(init=False)
@@ -71,7 +72,7 @@ class ModelRuntime:
     _learnable: ChannelFrame | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        manifest = self.manifest
+        manifest = self.manifest = self.bundle.manifest
         self.between_batches = self.shell.between_batches
         self.announced = AnnouncedValues(manifest)
         self.spec = manifest.spec(self.role.shared)
@@ -96,10 +97,6 @@ class ModelRuntime:
         allowed = replace(settings, weekly_profile=self.config.accept.weekly_profile)
         self.half = self.shell.methods[self.role.method](local, allowed)
         self.local_half = fedavg(local, settings)
-
-    @property
-    def manifest(self) -> Manifest:
-        return self.bundle.manifest
 
     def first_state(self) -> Any:  # noqa: ANN401 - the half's own type
         """Return the initial state: the bundle's vector, with personal layers of this device."""

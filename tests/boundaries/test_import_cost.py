@@ -27,7 +27,9 @@ def test_the_package_itself_loads_nothing():
     assert loaded_by("import edge_sdk").isdisjoint(HEAVY)
 
 
-@pytest.mark.parametrize("name", ["Config", "EdgeError", "Reading"])
+@pytest.mark.parametrize(
+    "name", ["Config", "ConfigError", "EdgeError", "Reading", "StoreError", "Transport"]
+)
 def test_light_names_load_no_engine(name):
     heavy = {"onnxruntime", "paho", "cryptography", "torch", "msgpack", "sqlite3"}
     assert loaded_by(f"from edge_sdk import {name}").isdisjoint(heavy)

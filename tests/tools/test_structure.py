@@ -49,8 +49,27 @@ def test_the_constructor_of_a_record_is_not_counted():
 
 
 def test_a_member_with_work_of_its_own_is_no_forwarder():
-    text = "def ready(self):\n    return self._link.ready(1)\ndef total(self):\n    return self.a.sum()\n"
-    assert list(structure_size.forwarders(ast.parse(text))) == ["ready"]
+    text = (
+        "class Part:\n"
+        " def ready(self, now):\n  return self._link.ready(now)\n"
+        " def due(self):\n  return self._link.due(1)\n"
+        " def total(self):\n  return self.a.sum()\n"
+        " @cached_property\n def spec(self):\n  return self.a.spec()\n"
+    )
+    assert list(structure_size.forwarders(ast.parse(text), {})) == ["ready"]
+
+
+def test_an_interface_is_no_forwarder():
+    text = "class {}:\n @property\n def now(self):\n  {}return self._link.now\n"
+    for owner, doc, found in (
+        ("Part", "'Return it.'\n  ", ["now"]),
+        ("Part(Timed)", "", []),
+        ("Part(Other)", "", ["now"]),
+        ("Client", "'Return it.'\n  ", []),
+        ("Client", "", ["now"]),
+    ):
+        tree = ast.parse(text.format(owner, doc))
+        assert list(structure_size.forwarders(tree, {"Timed": {"now"}})) == found, (owner, doc)
 
 
 def test_every_bound_of_size_has_a_count():

@@ -12,12 +12,21 @@ from typing import Any, assert_type
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_sdk import Bundle, Client, Config, EdgeError, Forecast, Reading
+from edge_sdk import (
+    METHODS,
+    Bundle,
+    Client,
+    Config,
+    EdgeError,
+    Forecast,
+    Reading,
+    Transport,
+)
 from edge_sdk.app.clock import Clock
 from edge_sdk.bundle import TrustedKeys
 from edge_sdk.forecasting.series import Flag
-from edge_sdk.link.transport import Happening, Transport
-from edge_sdk.methods import METHODS, Factory
+from edge_sdk.link.transport import Happening
+from edge_sdk.methods import Factory
 from edge_sdk.protocol.contract.parameter_layout import ParamSpec
 
 

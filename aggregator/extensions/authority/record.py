@@ -98,6 +98,7 @@ class Record:
     def __init__(self, folder: Path) -> None:
         path = folder / FILE
         self._db = sqlite_file.connect(path)
+        self.close = self._db.close
         try:
             is_old = sqlite_file.prepare(self._db, _FORMAT) < _FORMAT.schema
         except (sqlite_file.ForeignFileError, sqlite_file.SqliteError) as error:
@@ -117,9 +118,6 @@ class Record:
                 f"{path if is_old else folder / FORMER}: written before the first release",
                 hint="begin another authority: gridfed-aggregator ca init",
             )
-
-    def close(self) -> None:
-        self._db.close()
 
     @contextmanager
     def transaction(self) -> Iterator[None]:

@@ -70,7 +70,7 @@ class PostgresStore(Store):
                     f"{place}: a migration into this database was interrupted",
                     hint="gridfed-aggregator migrate",
                 )
-            store._held = held.pop_all()
+            store.close = held.pop_all().close
             return store
 
     def check_lease(self) -> None:

@@ -96,7 +96,7 @@ class PostgresDatabase:
     dialect = PostgresDialect()
 
     def __init__(self, db: psycopg.Connection, epoch: int | None = None) -> None:
-        self._db, self._epoch = db, epoch
+        self._db, self._epoch, self.close = db, epoch, db.close
 
     @property
     def in_transaction(self) -> bool:
@@ -120,9 +120,6 @@ class PostgresDatabase:
             cursor = self._db.cursor()
             cursor.executemany(_marked(statement), list(rows))
             return cursor
-
-    def close(self) -> None:
-        self._db.close()
 
     @property
     def _failed(self) -> bool:

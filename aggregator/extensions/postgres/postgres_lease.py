@@ -39,7 +39,7 @@ _SESSIONS = (
 )
 
 
-class DatabaseClock:
+class DatabaseClock(Clock):
     """Wall clock of the database's server: its last value, and the monotonic time since.
 
     Args:

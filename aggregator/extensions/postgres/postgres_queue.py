@@ -51,6 +51,7 @@ class PostgresQueue:
 
     def __init__(self, db: psycopg.Connection, prefix: str, worker: str) -> None:
         self._db, self._prefix, self._worker = db, prefix, worker
+        self.close = db.close
 
     @classmethod
     def open(cls, place: DatabaseUrl, *, worker: str = "") -> PostgresQueue:
@@ -136,9 +137,6 @@ class PostgresQueue:
             )
             for name in sorted(alive | queued.keys())
         ]
-
-    def close(self) -> None:
-        self._db.close()
 
 
 def _register(db: psycopg.Connection, place: DatabaseUrl, prefix: str, worker: str) -> None:

@@ -195,9 +195,6 @@ class UpdateWorker:
         self._is_full = False
         self._report_at = clock.monotonic()
 
-    def open(self) -> None:
-        self._transport.open()
-
     def turn(self, timeout: float = 0.0) -> int:
         """Check, queue and acknowledge arrived messages; return their number.
 
@@ -347,5 +344,5 @@ def _begun(
         clock=clock,
         refused=lambda: link.counters["refused_filters"],
     )
-    worker.open()
+    link.open()
     return check, worker

@@ -74,15 +74,13 @@ class Page:
                 f"cannot serve the page on {listen}: {error.strerror or error}",
                 hint="another process has this port; set http.listen, or stop the other daemon",
             ) from error
+        self.close = self._server.close
 
     @property
     def address(self) -> str:
         """Return the bound address, as ``host:port``."""
         host, port = self._server.server_address[:2]
         return f"{host!s}:{port}"
-
-    def close(self) -> None:
-        self._server.close()
 
 
 @dataclass(slots=True)

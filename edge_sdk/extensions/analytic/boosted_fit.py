@@ -153,10 +153,6 @@ class _Work:
     origins: Ints
     late: Flags
 
-    @property
-    def horizon(self) -> int:
-        return self.frame.window.horizon
-
     def changes(self) -> Floats:
         """Return the targets' changes in own units, ``(n, horizon)``."""
         last = self.frame.last[self.origins, None]
@@ -165,9 +161,11 @@ class _Work:
     def closed_forms(self) -> tuple[list[ClosedForm], Floats, Floats]:
         """Return the models fitted to all windows, and the changes predicted by the early and the final models."""
         changes, late = self.changes(), self.late
-        units = SparseUnits.of(len(self.place.names), self.form.units if self.horizon == 1 else 0)
+        units = SparseUnits.of(
+            len(self.place.names), self.form.units if self.frame.window.horizon == 1 else 0
+        )
         found, first, final = [], np.empty(changes.shape), np.empty(changes.shape)
-        for step in range(self.horizon):
+        for step in range(self.frame.window.horizon):
             rows, goal = self.place.features(self.origins, step + 1), changes[:, step]
             mean, spread = rows.mean(axis=0, dtype=np.float64), rows.std(axis=0, dtype=np.float64)
             spread = np.where(spread > CONSTANT, spread, np.inf)
@@ -250,11 +248,13 @@ class _Work:
 
     def _some(self, most: int, *, is_early: bool) -> Ints:
         which = np.flatnonzero(~self.late) if is_early else np.arange(len(self.origins))
-        return which[:: 1 + (len(which) * self.horizon - 1) // most]
+        return which[:: 1 + (len(which) * self.frame.window.horizon - 1) // most]
 
     def _rows(self, which: Ints) -> Single:
-        origins, steps = self.origins[which], range(1, self.horizon + 1)
-        rows = [stepped(self.place.features(origins, s), s, self.horizon) for s in steps]
+        origins, steps = self.origins[which], range(1, self.frame.window.horizon + 1)
+        rows = [
+            stepped(self.place.features(origins, s), s, self.frame.window.horizon) for s in steps
+        ]
         return np.concatenate(rows)
 
     def _left(
@@ -291,8 +291,10 @@ class _Work:
         common = {name: one.early(origins) for name, one in fleet.items()}
         bases = (*grown, *(() if mine is None else (HURDLE,)))
         added = {base: np.zeros(common[FLEET].shape) for base in bases}
-        for step in range(self.horizon):
-            rows = stepped(self.place.features(origins, step + 1), step + 1, self.horizon)
+        for step in range(self.frame.window.horizon):
+            rows = stepped(
+                self.place.features(origins, step + 1), step + 1, self.frame.window.horizon
+            )
             for base, ensembles in grown.items():
                 bins = binned(rows, ensembles[0].edges)
                 for at, one in enumerate(ensembles):

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import field
 from typing import Any
 
-from edge_sdk.agent import SourceHealth
+from edge_sdk.agent import AgentExtension, SourceHealth
 from edge_sdk.app.cli import fields
 from edge_sdk.app.extensions import is_set
 from edge_sdk.app.lean_dataclass import dataclass
@@ -121,7 +121,7 @@ class ExpiryReminder:
         return {"certificates": state}
 
 
-class AgentExpiry:
+class AgentExpiry(AgentExtension):
     """The reminders of one agent, for every participation."""
 
     def __init__(self, config: Config, clients: Sequence[Client], _sources: SourceHealth) -> None:

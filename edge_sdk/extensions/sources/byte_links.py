@@ -16,7 +16,7 @@ from typing import Protocol
 from urllib.parse import parse_qsl, urlsplit
 
 from edge_sdk.errors import ConfigError
-from edge_sdk.extensions.sources.base import Framer, RawFrame
+from edge_sdk.extensions.sources.base import FramedLink, Framer, RawFrame
 
 _AT_ONCE = 4096
 _PATIENCE = 5.0  # seconds to reach a TCP port
@@ -98,7 +98,7 @@ class SourceAddress:
         return SerialLink(self.path, self.baud, self.parity)
 
 
-class TcpLink:
+class TcpLink(ByteLink):
     """A TCP connection: a meter's network module, or a serial line behind a converter."""
 
     def __init__(self, channel: socket.socket) -> None:
@@ -123,7 +123,7 @@ class TcpLink:
         self._channel.close()
 
 
-class SerialLink:
+class SerialLink(ByteLink):
     """A raw serial line, without line discipline; also a pseudo-terminal."""
 
     def __init__(self, path: str, baud: int, parity: str) -> None:
@@ -173,7 +173,7 @@ def _make_raw(file: int, baud: int, form: int) -> None:
 
 
 @dataclass(slots=True)
-class ListeningFeed:
+class ListeningFeed(FramedLink):
     """A passive feed: a link that pushes bytes, and their framer."""
 
     address: SourceAddress

@@ -47,6 +47,7 @@ class WebSocketClient:
         link.connect()
         channel = link.sock
         self._channel: socket.socket = channel
+        self.close = channel.close
         self._stream = MessageStream(longest=LARGEST)
         try:
             self._messages = self._upgraded(urlsplit(service.url).netloc, path)
@@ -88,10 +89,6 @@ class WebSocketClient:
             self._messages = self._decoded(self._read(end))
             if self._stream.counts["message too long"]:
                 raise ConnectionError(f"a message is longer than {LARGEST >> 20} MiB")
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._channel.close()
 
     def _decoded(self, data: bytes) -> Iterator[str]:
         try:

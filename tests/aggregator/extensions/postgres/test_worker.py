@@ -120,10 +120,9 @@ def place(founded, still_clock, monkeypatch):
     daemon.open()
     daemon.turn()
     check = check_of(config, daemon._store, still_clock)
-    worker = UpdateWorker(
-        Plain(broker.link("worker")), queue, check, "north", most=3, clock=still_clock
-    )
-    worker.open()
+    taken = Plain(broker.link("worker"))
+    worker = UpdateWorker(taken, queue, check, "north", most=3, clock=still_clock)
+    taken.open()
     yield Place(config, queue, broker, daemon, link, worker, check.counts)
     daemon.close()
 
