@@ -135,10 +135,8 @@ class Client:
     def _report_store(self) -> None:
         """Log records of the store that cannot be used; restart numbering under a new key."""
         for what, value in self._store.found.items():
-            record = {"what": what, "value": value}
-            logger.error(
-                "stored value rejected %s", fields(**record, do="gridfed-edge check CONFIG")
-            )
+            about = fields(what=what, value=value, do="gridfed-edge check CONFIG")
+            logger.error("stored value rejected %s", about)
         if self._store.own(kid_of(self.identity.public), _owner(self.config)):
             logger.warning("signing key changed")
 
@@ -416,18 +414,14 @@ class Client:
     def status(self) -> dict[str, Any]:
         """Return the client's state as plain words and numbers, without any measured value."""
         session, learner = self._session, self.learner
-        plan = learner.mechanism.plan
+        plan, declined = learner.mechanism.plan, dict(session.parts.choice.declined)
         return {
             "id": self.config.id,
             "fleet": None if self.config.is_alone else self.config.fleet,
             "linked": session.is_linked,
             "ready": session.outbox.is_ready,
             "stopped": session.participation.why_stopped,
-            **(
-                {"declined": dict(session.parts.choice.declined)}
-                if session.parts.choice.declined
-                else {}
-            ),
+            **({"declined": declined} if declined else {}),
             "bundle": learner.manifest.name,
             "method": learner.role.method,
             "run": session.seen.run,

@@ -42,7 +42,7 @@ BOUNDS = {  # may only fall; the goals are those of the plan for the core
     "lines loaded by the daemon": 26_000,
     "imports in 1,000 lines of code": 115,  # goal: 90
     "constructors of the core with more than 6 arguments": 0,
-    "members that forward to the same member of an attribute": 52,  # goal: 0
+    "members that forward to the same member of an attribute": 15,  # goal: 0
     "long public functions without a docstring": 0,
 }
 """The largest value of a count that ``python -m tools.structure --check`` accepts."""
