@@ -6,6 +6,7 @@ give that table, with the disagreement of their models.
 
   gridfed-sim fleet --devices 200 --in-process --rounds 20
   gridfed-sim fleet --direct --devices 1000 --method fedasync --repeat 3
+  gridfed-sim fleet --direct --devices 5000 --method fedbuff --arrivals spread=1 --arrivals loss=0.05
   gridfed-sim fleet --method dfl_sgd,dfl_gt --graph torus --rounds 20
   gridfed-sim fleet --byzantine 0.2 --attack alie --rule mean,trimmed_mean
   gridfed-sim fleet --method fedavg,fedprox --setting fedprox.prox=0.1 --seeds 0 1 2 --csv runs.csv
@@ -25,6 +26,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from edge_sdk.app.cli import CommandResult
+from edge_sdk.app.schema import SchemaError, build
 from edge_sdk.app.settings import SettingsError
 from edge_sdk.errors import Failure
 from firmware_sim.commands.fleet_run import MOST_PROCESSES, FleetRun
@@ -61,6 +63,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     where.add_argument("--direct", action="store_true", help=words)
     words = "with --direct: run N times with the same seeds, and compare every bit"
     add("--repeat", type=int, default=1, metavar="N", help=words)
+    words = "with --direct, of one run: seeded speeds, sleeps and losses, in medians of an answer's time:"
+    words += " spread, sleep, nap, loss, again (docs/scale.md)"
+    add("--arrivals", action="append", default=[], metavar="K=V", help=words)
     words = "with --direct: processes that train the devices (default: one a core from 100 devices"
     words += " on); 0 trains them in the one that runs the aggregator's half. The bits are the same"
     add("--workers", type=int, metavar="N", help=words)
@@ -83,7 +88,10 @@ def run(args: Namespace) -> CommandResult:
     _check_direct(args)
     lacking = check_histories(chosen, samples) if args.aggregator is None else []
     is_among_peers = any(one.is_among_peers for one in (chosen.run, *chosen.comparisons))
-    if is_trial(chosen) or is_among_peers or args.seeds or args.csv:
+    is_compared = is_trial(chosen) or is_among_peers or args.seeds or args.csv
+    if args.arrivals and (is_compared or not args.direct):
+        raise SettingsError("--arrivals: only a direct simulation of one run has them")
+    if is_compared:
         return _trial(args, chosen, samples)
     if args.direct:
         return _direct(args, chosen, samples)
@@ -154,15 +162,29 @@ def _check_direct(args: Namespace) -> None:
 
 def _direct(args: Namespace, chosen: Scenario, samples: SampleSet) -> CommandResult:
     from firmware_sim.direct.run import DirectRun  # noqa: PLC0415 - loads the aggregator
+    from firmware_sim.direct.simulation import ArrivalPlan  # noqa: PLC0415 - as above
     from firmware_sim.direct.trainers import default_workers, has_workers  # noqa: PLC0415 - as above
 
+    drawn = {key: value_of(text) for key, text in pairs(args.arrivals, "--arrivals").items()}
+    try:
+        arrivals = build(ArrivalPlan, drawn)
+    except SchemaError as error:
+        raise SettingsError(f"--arrivals {error}") from error
     workers = default_workers(chosen.devices) if args.workers is None else args.workers
     if workers and not has_workers():
         raise SettingsError(
             f"--workers {workers}: this system cannot copy a process", hint="--workers 0"
         )
     with stoppable(), display(is_quiet=args.json) as shown:
-        run_ = DirectRun(chosen, samples, shown, limit=args.limit, seed=args.seed, workers=workers)
+        run_ = DirectRun(
+            chosen,
+            samples,
+            shown,
+            limit=args.limit,
+            seed=args.seed,
+            workers=workers,
+            arrivals=arrivals,
+        )
         results = list(run_.repeat(args.repeat))
     first = results[0]
     different = [

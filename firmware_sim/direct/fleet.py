@@ -31,7 +31,14 @@ from firmware_sim.attacks.coalition import Coalition
 from firmware_sim.direct.device import DirectDevice
 from firmware_sim.direct.peers import NO_RUN, PeerSimulation
 from firmware_sim.direct.server import RUN, DirectServer
-from firmware_sim.direct.simulation import ArrivalTimes, DirectSimulation, MayAnswer, VirtualClock
+from firmware_sim.direct.simulation import (
+    USUAL,
+    ArrivalPlan,
+    ArrivalTimes,
+    DirectSimulation,
+    MayAnswer,
+    VirtualClock,
+)
 from firmware_sim.fleet.in_process import on_grid, readings
 from firmware_sim.fleet.run_files import (
     aggregator_table,
@@ -84,6 +91,7 @@ class DirectFleet:
     samples_of: dict[str, DeviceReadings]  # readings of each device, by id
     seed: int = 0  # seed of the order of arrival
     attack_plan: AttackPlan | None = None  # attack on the run; None without one
+    arrivals: ArrivalPlan = USUAL
     _mechanism: Mechanism | None = None
 
     @classmethod
@@ -94,6 +102,7 @@ class DirectFleet:
         *,
         seed: int = 0,
         attack_plan: AttackPlan | None = None,
+        arrivals: ArrivalPlan = USUAL,
     ) -> DirectFleet:
         """Bind the scenario; a bundle in a folder is signed with a key of this simulation.
 
@@ -125,6 +134,7 @@ class DirectFleet:
             dict(assigned(samples.samples, chosen.devices)),
             seed,
             attack_plan,
+            arrivals,
         )
 
     @property
@@ -137,7 +147,9 @@ class DirectFleet:
         factories, waits = self._factories(self.ids, clock)
         devices = self._devices(factories)
         server = DirectServer(self.bound, self.ids)
-        return DirectSimulation(server, devices, ArrivalTimes(self.seed), waits, clock)
+        return DirectSimulation(
+            server, devices, ArrivalTimes(self.seed, self.arrivals), waits, clock
+        )
 
     def peer_simulation(self) -> PeerSimulation:
         """Return a simulation among peers at its beginning; each call begins again.

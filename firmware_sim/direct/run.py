@@ -12,7 +12,7 @@ from pathlib import Path
 from firmware_sim.attacks.attack_plan import AttackPlan
 from firmware_sim.direct.fleet import DirectFleet
 from firmware_sim.direct.server import DirectRound
-from firmware_sim.direct.simulation import DirectSimulation
+from firmware_sim.direct.simulation import USUAL, ArrivalPlan, DirectSimulation
 from firmware_sim.direct.trainers import WorkerTrainer
 from firmware_sim.fleet.federation import Progress, TooSlow
 from firmware_sim.fleet.in_process import Cost, processor_seconds, uncollected
@@ -110,6 +110,7 @@ class DirectRun:
     # number of processes that train the devices; 0 trains them in this thread. Devices of an attack
     # know one another, so a run with an attack has none.
     workers: int = 0
+    arrivals: ArrivalPlan = USUAL
     _fleet: DirectFleet | None = None
 
     def run(self) -> Cost:
@@ -123,7 +124,11 @@ class DirectRun:
         begun, before = time.monotonic(), resident_bytes()
         if self._fleet is None:
             self._fleet = DirectFleet.of(
-                self.scenario, self.samples, seed=self.seed, attack_plan=self.attack_plan
+                self.scenario,
+                self.samples,
+                seed=self.seed,
+                attack_plan=self.attack_plan,
+                arrivals=self.arrivals,
             )
         simulation = self._fleet.simulation()
         with uncollected(), self._trainer(simulation) as trainer:

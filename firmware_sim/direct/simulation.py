@@ -7,7 +7,9 @@ import math
 import random
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
 
+from edge_sdk.app.schema import Between
 from edge_sdk.protocol.contract.method import Due, Task
 from firmware_sim.direct.device import DirectDevice
 from firmware_sim.direct.server import DirectServer
@@ -31,6 +33,24 @@ class VirtualClock:
         self.now = max(self.now, at)
 
 
+@dataclass(frozen=True, slots=True)
+class ArrivalPlan:
+    """Speeds, sleeps and losses that are drawn for a fleet; times are in medians of an answer."""
+
+    spread: Annotated[float, Between(0.0, 5.0)] = SPREAD  # deviation of the logarithm of speeds
+    sleep: Annotated[float, Between(0.0, 1.0)] = (
+        0.0  # share of answers before which a device sleeps
+    )
+    nap: Annotated[float, Between(0.0, 1e6)] = 100.0  # mean time asleep, exponential
+    loss: Annotated[float, Between(0.0, 0.99)] = (
+        0.0  # share of uploads that are lost and sent again
+    )
+    again: Annotated[float, Between(0.0, 1e6)] = 10.0  # time until then
+
+
+USUAL = ArrivalPlan()
+
+
 @dataclass(slots=True)
 class ArrivalTimes:
     """Virtual seconds from a task to its update: log-normal, with a median of one second.
@@ -41,6 +61,7 @@ class ArrivalTimes:
     """
 
     seed: int
+    plan: ArrivalPlan = USUAL
     _draws: dict[str, random.Random] = field(default_factory=dict)
     _speed: dict[str, float] = field(default_factory=dict)
 
@@ -52,10 +73,17 @@ class ArrivalTimes:
         >>> [one.next("a") for _ in range(3)] == [other.next("a") for _ in range(3)]
         True
         """
+        plan = self.plan
         if device not in self._draws:
             draws = random.Random(f"arrivals {self.seed} {device}")  # noqa: S311 - reproducible
-            self._draws[device], self._speed[device] = draws, draws.gauss(0.0, SPREAD)
-        return math.exp(self._speed[device] + self._draws[device].gauss(0.0, SPREAD))
+            self._draws[device], self._speed[device] = draws, draws.gauss(0.0, plan.spread)
+        draws = self._draws[device]
+        seconds = math.exp(self._speed[device] + draws.gauss(0.0, SPREAD))
+        if plan.sleep and draws.random() < plan.sleep:
+            seconds += draws.expovariate(1.0) * plan.nap
+        while plan.loss and draws.random() < plan.loss:
+            seconds += plan.again
+        return seconds
 
 
 POLL = 0.05  # virtual seconds after which a Byzantine device looks again whether it can answer

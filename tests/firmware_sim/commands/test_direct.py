@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 from firmware_sim.commands.main import main
@@ -28,6 +29,25 @@ def test_repeated_asynchronous_runs_give_the_same_bits(capsys):
     assert again["state"] == found["state"]
     other = run(capsys, "--method", "fedasync", "--rounds", "12", "--seed", "7")[1]
     assert other["state"] != found["state"]
+
+
+def test_sleeps_and_losses_are_drawn_from_the_seed(capsys):
+    plan = ("spread=1", "sleep=0.5", "nap=50", "loss=0.2", "again=5")
+    drawn = [word for one in plan for word in ("--arrivals", one)]
+    buffered = ("--method", "fedasync", "--rounds", "6")
+    code, found = run(capsys, *buffered, *drawn, "--repeat", "2")
+    assert code == 0
+    plain = run(capsys, *buffered)[1]
+    assert found["virtual_seconds"] > 3 * plain["virtual_seconds"]
+    assert found["state"] != plain["state"]
+
+
+def test_answers_take_the_drawn_times():
+    plan = simulation.ArrivalPlan(spread=0.0, sleep=0.1, loss=0.25)
+    drawn = simulation.ArrivalTimes(1, plan)
+    late = np.array([drawn.next("a") for _ in range(4000)]) - 1.0
+    assert np.median(late) < 1.0
+    assert late.mean() == pytest.approx(0.13 + 0.1 * 100 + 10 * 0.25 / 0.75, rel=0.1)
 
 
 def test_runs_that_differ_are_reported(capsys, monkeypatch):
@@ -65,6 +85,9 @@ def test_runs_with_a_rate_of_zero_learn_nothing_and_say_so(capsys, rate):
         (("--workers", "-1"), "expected 0 to"),
         (("--fault", "brownouts=1"), "--direct"),
         (("--attack", "delay"), "link"),
+        (("--arrivals", "sped=1"), "--arrivals sped: unknown key"),
+        (("--arrivals", "loss=1"), "--arrivals loss"),
+        (("--arrivals", "loss=0.1", "--seeds", "0"), "of one run"),
     ],
 )
 def test_what_does_not_fit_is_refused(capsys, more, words):
