@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         Ed25519PrivateKey,
         Ed25519PublicKey,
     )
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 
 PUBLIC_SIZE = 32
 SIGNATURE_SIZE = 64
@@ -91,7 +92,7 @@ class SigningKey:
 
     def __init__(self, private: Ed25519PrivateKey) -> None:
         self._private, self.sign = private, private.sign  # signing is deterministic
-        self.public = _raw(private.public_key())
+        self.public = raw_public(private.public_key())
 
     @classmethod
     def generate(cls) -> SigningKey:
@@ -316,7 +317,7 @@ def save_public(path: Path | str, public: bytes) -> None:
     write_atomically(Path(path), public.hex().encode() + b"\n", 0o644)
 
 
-def _raw(public: Ed25519PublicKey) -> bytes:
+def raw_public(public: Ed25519PublicKey | X25519PublicKey) -> bytes:
     """Return the 32 bytes of a public key, also with cryptography before release 40.
 
     The direct call is used where it exists: the other loads the serialisers, which cost memory.

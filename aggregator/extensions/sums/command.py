@@ -99,11 +99,15 @@ def announce(args: Namespace, config: AggregatorConfig) -> CommandResult:
 
 
 def write_devices(args: Namespace, config: AggregatorConfig) -> CommandResult:
-    """Write the keys of the enrolled devices for the witness, a device and a key in a line."""
+    """Write the keys of the enrolled devices for the witness, a device and a key in a line.
+
+    The witness itself, if it is enrolled for sets over the broker, is no device of a sum.
+    """
     if not args.out:
         raise CommandError("sums devices: expected --out")
     with open_store(config.database, read_only=True) as store:
-        enrolled = [one for one in store.devices.all() if one.state != "revoked"]
+        every, witness = store.devices.all(), config.section("sums").witness
+        enrolled = [one for one in every if one.state != "revoked" and one.id != witness]
     lines = [f"{one.id} {key.hex()}\n" for one in enrolled for key in one.sign]
     write_atomically(Path(args.out), "".join(lines).encode(), 0o644)
     text = f"{args.out}: {len(lines)} keys of fleet {config.fleet}"

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_sdk.protocol.keys import raw_public
+
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
@@ -44,7 +46,7 @@ class ExchangeKey:
     def __init__(self, raw: bytes) -> None:
         """Wrap the 32 raw bytes of a private key."""
         self._private, self._raw = _private_key(raw), raw
-        self.public = _public_of(self._private)
+        self.public = raw_public(self._private.public_key())
 
     @classmethod
     def generate(cls) -> ExchangeKey:
@@ -149,16 +151,3 @@ def _public_key(raw: bytes) -> Any:  # noqa: ANN401 - imported when it is used
     from cryptography.hazmat.primitives.asymmetric import x25519  # noqa: PLC0415
 
     return x25519.X25519PublicKey.from_public_bytes(raw)
-
-
-def _public_of(private: X25519PrivateKey) -> bytes:
-    """Return the raw public key, also with cryptography before release 40."""
-    public = private.public_key()
-    if hasattr(public, "public_bytes_raw"):
-        return public.public_bytes_raw()
-    from cryptography.hazmat.primitives.serialization import (  # noqa: PLC0415 - loads serialisers
-        Encoding,
-        PublicFormat,
-    )
-
-    return public.public_bytes(Encoding.Raw, PublicFormat.Raw)
