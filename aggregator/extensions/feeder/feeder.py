@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
@@ -152,10 +152,8 @@ class FeederBook:
     def save(self, forecast: FeederForecast) -> None:
         """Store a forecast in place of an older one."""
         make_private_folder(self.folder)
-        data = {name: getattr(forecast, name) for name in _FIELDS}
-        data["yesterday"] = {name: getattr(forecast.yesterday, name) for name in _DAY_FIELDS}
         path = self.folder / f"{forecast.feeder.encode().hex() or '-'}.json"
-        write_atomically(path, json.dumps(data).encode(), 0o600)
+        write_atomically(path, json.dumps(asdict(forecast)).encode(), 0o600)
 
     def all(self) -> Iterator[FeederForecast]:
         """Yield the stored forecasts, by feeder; a damaged file is none."""
@@ -234,31 +232,15 @@ def feeder_forecast(
     begin = max([end, *expected])
     record = _record(history, begin + DAY, zone)
     found = _forecast(record, min(one.period for one in history), end, begin, expected)
-    values, lower, upper, how, share = found
     devices = expected.get(begin)
+    yesterday = FeederDay(newest.period, _numbers(_whole(newest)), newest.members, newest.expected)
     return FeederForecast(
-        feeder,
-        newest.unit,
-        step,
-        begin,
-        values,
-        lower,
-        upper,
-        how,
-        share,
+        feeder, newest.unit, step, begin, *found,
         0 if devices is None else devices.members,
         newest.expected if devices is None else devices.expected,
-        len(history),
-        end,
-        max(one.opened for one in (*history, *expected.values())),
-        FeederDay(
-            newest.period,
-            _numbers(_whole(newest)),
-            newest.members,
-            newest.expected,
-        ),
+        len(history), end, max(one.opened for one in (*history, *expected.values())), yesterday,
         None if devices is None else devices.part,
-    )
+    )  # fmt: skip
 
 
 _Ends = tuple[float, ...] | None
@@ -335,10 +317,6 @@ def _shift(seconds: int, zone: ZoneInfo) -> int:
 
 def _numbers(values: Floats) -> tuple[float, ...]:
     return tuple(float(f"{value:.6g}") for value in values)
-
-
-_FIELDS = tuple(name for name in FeederForecast.__dataclass_fields__ if name != "yesterday")
-_DAY_FIELDS = tuple(FeederDay.__dataclass_fields__)
 
 
 def _read(data: Mapping[str, Any]) -> FeederForecast:

@@ -56,21 +56,15 @@ class WaitingSet:
     """A set with its file."""
 
     data: bytes  # the file for the witness
-    expected: int  # devices with the label
-    made: int  # Unix milliseconds
+    of: SumSet
 
     @property
     def name(self) -> str:
         """Return the name of its file: contract, period, the cohort's value, begin of its digest."""
-        found = read_set(self.data)
+        found = self.of
         begin = datetime.fromtimestamp(found.period / 1000, UTC).strftime("%Y%m%dT%H%M")
         value = f"-{found.value}" if found.value else ""
         return f"{found.contract.terms.name}-{begin}{value}-{file_digest(self.data).hex()[:8]}"
-
-    @property
-    def length(self) -> int:
-        """Return the numbers of its sum."""
-        return read_set(self.data).contract.terms.length
 
 
 def opened_sums(config: AggregatorConfig, since: int = 0, label: str = "") -> list[StoredSum]:
@@ -255,15 +249,13 @@ class SumTable(Table):
             since: Unix milliseconds before which no period of theirs begins.
         """
         rows = self._db.execute(
-            "SELECT data, expected, time FROM sum_sets s WHERE NOT EXISTS"
+            "SELECT data FROM sum_sets s WHERE NOT EXISTS"
             " (SELECT 1 FROM sum_opened o WHERE o.digest = s.digest) AND period >= ?"
             " ORDER BY period, name, value",
             (since,),
         )
-        found = (
-            WaitingSet(bytes(data), expected, time) for data, expected, time in rows.fetchall()
-        )
-        return [one for one in found if is_large_enough(read_set(one.data))]
+        found = (WaitingSet(bytes(row[0]), read_set(bytes(row[0]))) for row in rows.fetchall())
+        return [one for one in found if is_large_enough(one.of)]
 
     def find_set(self, digest: bytes) -> SumSet | None:
         """Return a set by its digest; None if there is none."""

@@ -58,27 +58,12 @@ class ContractSection:
         Args:
             witness: X25519 public key of the witness.
         """
-        period, offset, due = (
-            round(1000 * seconds(text)) for text in (self.period, self.offset, self.due)
-        )
+        of = self
+        period, offset, due = (round(1000 * seconds(x)) for x in (of.period, of.offset, of.due))
         return SumContract(
-            self.name,
-            self.source,
-            self.stream,
-            self.unit,
-            self.length,
-            self.lowest,
-            self.highest,
-            self.resolution,
-            period,
-            due,
-            self.least,
-            witness,
-            offset,
-            self.cohort,
-            self.norm,
-            self.noise,
-        )
+            of.name, of.source, of.stream, of.unit, of.length, of.lowest, of.highest, of.resolution,
+            period, due, of.least, witness, offset, of.cohort, of.norm, of.noise,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

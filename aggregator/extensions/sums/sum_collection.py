@@ -306,7 +306,7 @@ class SumCollection(ServerExtension):
         sets = [
             decode(SetFile, one.data)
             for one in self._waiting()
-            if len(one.data) <= MOST and 8 * one.length <= MOST
+            if len(one.data) <= MOST and 8 * one.of.contract.terms.length <= MOST
         ]
         isolation.publisher.reply(isolation.ingress.sealer.seal(witness, one) for one in sets)
 

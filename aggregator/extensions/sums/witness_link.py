@@ -48,25 +48,17 @@ class WitnessLink:
         """Open the set of a message; return whether its answer was passed to the link."""
         try:
             sealed = unseal(
-                message.payload,
-                kind=SetFile.kind,
-                sender=AGGREGATOR,
-                recipient=self.name,
-                fleet=self.fleet,
-                key_of=lambda _, kid: self.public.get(kid),
-            )
+                message.payload, kind=SetFile.kind, sender=AGGREGATOR, recipient=self.name,
+                fleet=self.fleet, key_of=lambda _, kid: self.public.get(kid),
+            )  # fmt: skip
             answer = self.record.open(sealed.content, self.own)
         except Refused as refused:
             logger.warning("set refused %s", fields(why=refused))
             return False
         payload = seal(
-            answer,
-            kind=AnswerFile.kind,
-            sender=self.name,
-            recipient=AGGREGATOR,
-            fleet=self.fleet,
-            signer=self.own.sign,
-        )
+            answer, kind=AnswerFile.kind, sender=self.name, recipient=AGGREGATOR,
+            fleet=self.fleet, signer=self.own.sign,
+        )  # fmt: skip
         logger.info("set opened %s", fields(of=sealed.digest[:8].hex()))
         return self.link.publish(topics.up(self.fleet, self.name, AnswerFile.kind), payload)
 
@@ -105,13 +97,8 @@ class Serve:
         """Serve the link; every set that is opened or refused is logged."""
         from edge_sdk.link.mqtt import MqttLink  # noqa: PLC0415 - loads paho
 
-        broker = Broker(
-            url=args.broker,
-            client_id=args.id,
-            ca_file=args.ca_file,
-            cert_file=args.cert_file,
-            key_file=args.key_file,
-        )
+        files = {name: getattr(args, name) for name in ("ca_file", "cert_file", "key_file")}
+        broker = Broker(url=args.broker, client_id=args.id, **files)
         start_logging()
         known = {keys.kid_of(one): one for one in map(keys.read_public, args.public)}
         link, end, sent = MqttLink(broker), time.monotonic() + args.seconds, 0
