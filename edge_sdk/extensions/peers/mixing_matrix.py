@@ -14,9 +14,6 @@ from numpy.typing import NDArray
 
 Matrix = NDArray[np.float64]
 
-EXACT = 1e-12
-"""Tolerance of the row and column sums of a mixing matrix around 1."""
-
 
 class TopologyError(ValueError):
     """An error: a graph that is not connected, or a matrix that does not mix."""
@@ -123,33 +120,6 @@ def second_eigenvalue(weights: Matrix) -> float:
     """
     moduli = np.sort(np.abs(np.linalg.eigvalsh(weights)))
     return float(moduli[-2]) if len(moduli) > 1 else 0.0
-
-
-def require_convergent(weights: Matrix, *, negative: bool = False) -> None:
-    """Refuse a matrix with which a fleet would not reach consensus on the average.
-
-    Args:
-        weights: Shape ``(n, n)``.
-        negative: Whether negative entries are allowed, as in ``best_constant``'s.
-
-    Raises:
-        TopologyError: Not symmetric, a row or column that does not sum to 1, a negative number, or
-            a part of the fleet that never agrees with the rest.
-    """
-    if weights.ndim != 2 or weights.shape[0] != weights.shape[1]:
-        raise TopologyError(f"a mixing matrix is square, not of shape {weights.shape}")
-    if (weights != weights.T).any():
-        raise TopologyError("a mixing matrix must be symmetric")
-    for axis, what in ((1, "row"), (0, "column")):
-        off = float(np.max(np.abs(weights.sum(axis=axis) - 1.0)))
-        if not off <= EXACT:
-            raise TopologyError(f"the sum of a {what} differs from 1 by {off:g}")
-    if not negative and (weights < 0.0).any():
-        raise TopologyError("a mixing matrix must have no negative weight")
-    if not second_eigenvalue(weights) < 1.0 - EXACT:
-        raise TopologyError(
-            "differences between devices do not shrink: the graph is not connected, or bipartite without self-weights"
-        )
 
 
 def _with_own(taken: Matrix) -> Matrix:

@@ -78,7 +78,13 @@ LARGE = {
 }
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if states > 5_000 else name
+        for name, (_, states) in SMALL.items()
+    ],
+)
 def test_every_state_keeps_every_promise(name):
     """The number of states is pinned: a model that sees fewer may have lost a move."""
     budget, states = SMALL[name]

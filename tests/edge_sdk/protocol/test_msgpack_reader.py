@@ -36,7 +36,7 @@ def test_the_reader_reads_bytes_of_the_msgpack_library(value):
     assert at.is_done
 
 
-@given(st.text(max_size=60), st.binary(max_size=70_000))
+@given(st.text(max_size=60), st.binary(max_size=700))
 def test_the_writer_writes_the_bytes_of_the_msgpack_library(text, data):
     assert msgpack_reader.text(text) == packed(text)
     assert msgpack_reader.binary(data) == packed(data)

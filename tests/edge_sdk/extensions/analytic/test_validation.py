@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from edge_sdk.extensions.analytic.bundle_section import statistic_layout
 from edge_sdk.extensions.analytic.private_release import released, sensitivity, stable_penalty
-from edge_sdk.extensions.analytic.solve import fleet_solution, prediction_root, ridge, votes
+from edge_sdk.extensions.analytic.solve import fleet_solution, ridge, votes
 from edge_sdk.extensions.analytic.statistic_noise import StatisticNoise
 from edge_sdk.extensions.analytic.statistics import from_vector, gather, packed, total
 from edge_sdk.extensions.analytic.validation import (
@@ -123,16 +123,6 @@ def test_a_median_of_votes_withstands_what_moves_the_sum():
     summed = fleet_solution(total(attacked))[0]
     median = np.median(votes(attacked, 1e-3)[1], axis=0)
     assert np.abs(median - truth).max() < 0.5 * np.abs(summed - truth).max()
-
-
-def test_distances_of_transformed_rows_are_differences_of_forecasts():
-    draw = np.random.default_rng(0)
-    design = draw.normal(size=(400, 4)) * np.array([3.0, 1.0, 0.1, 1.0])
-    own = gather(design, np.zeros((400, 1)))
-    root = prediction_root({"a": own, "b": own, "liar": own.scaled(1.0)})
-    one, other = draw.normal(size=(2, 4))
-    difference = np.sqrt(np.mean((design @ (one - other)) ** 2))
-    assert np.linalg.norm((one - other) @ root) == pytest.approx(difference, rel=1e-4)
 
 
 # --- private release ----------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from edge_sdk.extensions.peers.mixing_matrix import (
     maximum_degree,
     metropolis,
     metropolis_row,
-    require_convergent,
     second_eigenvalue,
 )
 from edge_sdk.extensions.peers.peer_mixing import average
@@ -71,8 +70,6 @@ class TestNumbers:
     def test_one_over_the_degree_itself_swaps_for_ever(self, graph):
         weights = np.eye(len(graph)) - (np.diag(graph.sum(1)) - graph) / graph.sum(1).max()
         assert second_eigenvalue(weights) == pytest.approx(1.0, rel=1e-12)
-        with pytest.raises(TopologyError, match="do not shrink"):
-            require_convergent(weights)
         assert second_eigenvalue(maximum_degree(graph)) < 1.0
 
     def test_a_full_graph_agrees_at_once(self):
@@ -89,7 +86,10 @@ class TestNumbers:
 @given(graph=graphs(), name=st.sampled_from(sorted(MAKERS)))
 def test_every_matrix_mixes_and_moves_no_average(graph, name):
     weights = MAKERS[name](graph)
-    require_convergent(weights, negative=name == "laplacian")
+    np.testing.assert_array_equal(weights, weights.T)
+    np.testing.assert_allclose(weights.sum(1), 1.0, atol=1e-12)
+    assert name == "laplacian" or (weights >= 0.0).all()
+    assert second_eigenvalue(weights) < 1.0 - 1e-12
     assert ((weights != 0) <= (graph + np.eye(len(graph)) > 0)).all()
     models = np.random.default_rng(len(graph)).normal(size=(len(graph), 3))
     np.testing.assert_allclose((weights @ models).mean(0), models.mean(0), atol=1e-12)
@@ -199,22 +199,6 @@ class TestRefusals:
     def test_steps_with_which_models_drift_apart(self, epsilon):
         with pytest.raises(TopologyError, match=r"epsilon: expected above 0 and below 0\.666667"):
             best_constant(PATH, epsilon)
-
-    @pytest.mark.parametrize(
-        ("weights", "why"),
-        [
-            (np.ones((2, 3)), "square"),
-            (np.array([[0.5, 0.5], [0.4, 0.6]]), "must be symmetric"),
-            (np.array([[0.5, 0.4], [0.4, 0.5]]), "differs from 1 by 0.1"),
-            (np.array([[1.5, -0.5], [-0.5, 1.5]]), "no negative weight"),
-            (np.eye(3), "do not shrink"),
-            (np.full((2, 2), np.nan), "must be symmetric"),
-        ],
-        ids=["shape", "asymmetric", "sums", "negative", "not connected", "not a number"],
-    )
-    def test_matrices(self, weights, why):
-        with pytest.raises(TopologyError, match=why):
-            require_convergent(weights)
 
     @pytest.mark.parametrize(("degree", "near"), [(2, {"b": 1}), (1, {"b": 0}), (0, {"b": 1})])
     def test_degrees(self, degree, near):
