@@ -63,7 +63,7 @@ def add_new_config_arguments(parser: ArgumentParser) -> None:
 
 
 def is_wanted(args: Namespace) -> bool:
-    """Return whether a missing configuration is to be written: by an option, or at a terminal."""
+    """Return whether to write a missing configuration: an option is given, or stdin is a terminal."""
     asked = (args.kind, args.fleet, args.broker, args.quorum)
     return (
         args.yes

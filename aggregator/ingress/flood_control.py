@@ -269,7 +269,7 @@ class Subscriptions:
             self._renew_updates()
 
     def _renew_updates(self) -> None:
-        """Subscribe to shared updates if no other process does; drop what the broker kept for the other setting."""
+        """Subscribe to shared updates if no other process does; drop messages queued for the other setting."""
         if not self._was_shared:
             return
         shared = updates_filter(self._fleet)

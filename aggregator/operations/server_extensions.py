@@ -80,7 +80,7 @@ class ServerExtension:
         hello: HelloMessage,  # noqa: ARG002 - as above
         welcome: WelcomeMessage,
     ) -> WelcomeMessage:
-        """Return the welcome that answers a device's hello, with what the extension adds."""
+        """Return the welcome that answers a device's hello, with the extension's fields."""
         return welcome
 
     def receivers(self) -> Mapping[str, Receiver]:
@@ -96,7 +96,7 @@ class ServerExtension:
         return False
 
     def check_link(self, link: LinkUp) -> None:
-        """Refuse a connection that lacks what the extension needs.
+        """Refuse a connection without the features that the extension needs.
 
         Raises:
             SettingsError: The broker lacks it.

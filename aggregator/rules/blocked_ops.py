@@ -77,7 +77,7 @@ class ColumnExecutor(Protocol):
     """Computes blocks of columns elsewhere; the results come back in order."""
 
     def columns(self, count: int, itemsize: int) -> int:
-        """Return the number of columns of a block of so many rows."""
+        """Return the number of columns of a block by its number of rows."""
 
     def map(self, function: Callable[[Any], Any], blocks: Iterable[Any]) -> Iterable[Any]:
         """Return the function's result for every block, in order."""

@@ -92,7 +92,7 @@ class BoundRule:
         return needed
 
     def compared(self, count: int) -> int:
-        """Return the largest number of rows that are compared in pairs, of so many updates.
+        """Return the largest number of rows compared in pairs, by the number of updates.
 
         >>> from aggregator.rules import bind
         >>> [bind(name, f=1).compared(100) for name in ("krum", "median")]
@@ -107,7 +107,7 @@ class BoundRule:
         return max(found, count * self.entry.compares_pairs)
 
     def tolerated(self, count: int) -> int:
-        """Return the largest ``f`` that this rule accepts with so many updates.
+        """Return the largest ``f`` that this rule accepts, by the number of updates.
 
         >>> from aggregator.rules import bind
         >>> bind("krum", f=1).tolerated(100_000)

@@ -1,4 +1,4 @@
-"""Define results of commands, and what a running program shares: signals, log lines, sd_notify.
+"""Define results of commands, and the common parts of running programs: signals, log lines, sd_notify.
 
 Shared by all programs; contains nothing specific to one of them.
 """

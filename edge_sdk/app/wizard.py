@@ -37,7 +37,7 @@ class Wizard:
         return self.read(f"{question} [{default}]: ").strip() or default
 
     def choice(self, given: str | None, question: str, options: Sequence[str], default: str) -> str:
-        """Return one of several options; ask again after an answer that is none of them."""
+        """Return one of several options; ask again after any other answer."""
         while True:
             found = self.value(given, f"{question} ({', '.join(options)})", default)
             if found in options:

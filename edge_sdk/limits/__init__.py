@@ -117,7 +117,7 @@ class DailyQuota:
     used: int = 0  # payload bytes of that day, both directions
 
     def use(self, size: int, now: int | None) -> DailyQuota:
-        """Return the quota state after so many more bytes."""
+        """Return the quota state after the use of more bytes."""
         today = self.day if now is None else now // DAY
         is_mistaken = self.day > today + 1
         day = today if is_mistaken else max(self.day, today)

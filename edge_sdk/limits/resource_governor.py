@@ -56,7 +56,7 @@ class ResourceGovernor:
         return wake.with_others(other.wake for other in self._others)
 
     def look(self, now: float, wall: float, server: int | None) -> str:
-        """Count what was used, if that is due; return why training is forbidden, or an empty string."""
+        """Count resource use, if due; return why training is forbidden, or an empty string."""
         if now - self._looked < _LOOK_EVERY:
             return self.held
         self._looked = now
@@ -109,7 +109,7 @@ def bytes_written() -> int:
 
 
 def limit_memory(data: int | None) -> None:
-    """Limit the data segment of this process to so many bytes (``RLIMIT_DATA``)."""
+    """Limit the data segment of this process, in bytes (``RLIMIT_DATA``)."""
     if data is None:
         return
     import resource  # noqa: PLC0415 - not on every platform

@@ -254,7 +254,7 @@ class MqttLink:
         self._poller.at(self._poller.clock(), self)
 
     def renew_session(self, why: str) -> None:
-        """Connect again with a new session; the broker discards what it had queued for this client.
+        """Connect again with a new session; the broker discards this client's queue.
 
         Does nothing while the link is down, and with MQTT 3.1.1, where a session can be discarded only
         by keeping none from then on.

@@ -86,7 +86,7 @@ class Transport(Protocol):
         """Acknowledge a message after it is stored; until then it occupies its window."""
 
     def renew_session(self, why: str) -> None:
-        """Connect again with a new session; the broker discards what it had queued for this client.
+        """Connect again with a new session; the broker discards this client's queue.
 
         Does nothing where the link cannot do it, as with MQTT 3.1.1, or while it is down.
         """

@@ -287,7 +287,7 @@ def compose(charges: Iterable[PrivacyCharge], delta: float) -> float:
 
 
 def advanced_composition(epsilon: float, times: int, delta: float) -> float:
-    """Return the ε of so many ε-private releases together, except with probability δ.
+    """Return the total ε of ``times`` ε-private releases, except with probability δ.
 
     Dwork and Roth (2014), theorem 3.20. For few releases plain addition is less.
 

@@ -81,7 +81,7 @@ class Mechanism:
         return replace(update, values=values)
 
     def cost(self, time: int, releases: int) -> tuple[PrivacyCharge, ...]:
-        """Return the charges of the round since ``begin``, with so many numbered messages."""
+        """Return the charges of the round since ``begin``, given its number of numbered messages."""
         return tuple(self.plan.release(time) for _ in range(releases))
 
 

@@ -142,7 +142,7 @@ class RetryPolicy:
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """External inputs of one step: a uniform draw, a nonce, the present time, what a hello states."""
+    """External inputs of one step: a uniform draw, a nonce, the present time, a hello's content."""
 
     draw: Callable[[], float]
     nonce: Callable[[], bytes]  # 16 unpredictable bytes

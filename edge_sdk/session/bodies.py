@@ -35,7 +35,7 @@ class BodyEncryption(Protocol):
         """Refuse a verified message to this device alone that should be encrypted."""
 
     def is_hello_due(self, now: float) -> bool:
-        """Return whether the key is to be announced again."""
+        """Return whether to announce the encryption key again."""
 
 
 class Bodies:

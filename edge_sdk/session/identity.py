@@ -222,7 +222,7 @@ class KeyReplacement:
 
     @property
     def is_request_due(self) -> bool:
-        """Return whether a certificate with the new key is to be requested."""
+        """Return whether a certificate request with the new key is due."""
         return False
 
     def for_request(self) -> tuple[keys.Signer, keys.Signer | None]:

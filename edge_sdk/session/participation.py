@@ -46,7 +46,7 @@ class Participation:
         self.is_held = is_held
 
     def order_wipe(self) -> None:
-        """Release nothing more: the state is to be erased; saved as by ``hold``."""
+        """Stop releases before the state is erased; saved as by ``hold``."""
         self.is_held = self.is_wipe_ordered = True
 
     def exhaust_budget(self) -> bool:

@@ -48,7 +48,7 @@ def refuse_state(store: DeviceStore, fleet: str) -> None:
 
 
 def refuse_wiped(store: DeviceStore) -> None:
-    """Refuse a state that was wiped, or is to be, with the command that begins again."""
+    """Refuse a state that was wiped or whose wipe is ordered; the hint names ``enrol``."""
     if store.fact(WIPE_ORDERED) or store.fact(WIPED):
         raise ConfigError(
             f"{store.path.parent}: this device was wiped: its readings, models and key are erased",

@@ -91,7 +91,7 @@ class PrivacyAccountant:
             logger.warning("privacy budget exhausted %s", fields(why=why))
 
     def cost(self, releases: int) -> tuple[tuple[ledger.PrivacyCharge, ...], ledger.PrivacyAccount]:
-        """Return the charges of a round with so many releases, and the account including them.
+        """Return the charges of a round by its number of releases, and the account including them.
 
         Releases unknown because a store was lost are charged with the next round.
         """

@@ -74,7 +74,7 @@ class BundleForm:
     why_not_tuned = ""  # reason for which no copy of the model is tuned here
 
     def forget(self) -> None:
-        """Discard what was computed from the readings: one of them has changed."""
+        """Discard values computed from the readings: one of them has changed."""
 
     def renewal(self, model: Mapping[str, Array]) -> Callable[[Drawable], Vector] | None:  # noqa: ARG002
         """Return the online update of a trained model by new windows; None without one."""

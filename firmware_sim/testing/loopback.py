@@ -345,7 +345,7 @@ class LoopbackLink:
             self._broker.acknowledge(self.client_id, message)
 
     def renew_session(self, why: str) -> None:
-        """Connect again with a new session; the broker discards what it had queued for this client."""
+        """Connect again with a new session; the broker discards this client's queue."""
         if self._is_up:
             self._broker.disconnect(self)
             self._broker.discard(self.client_id)

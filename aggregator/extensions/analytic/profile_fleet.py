@@ -1,4 +1,4 @@
-"""Solve the fleet's model of tomorrow's profile: some stages of known days, and what they tell of the others.
+"""Solve the fleet's model of tomorrow's profile at some stages of known days; interpolate the others.
 
 Every pass weighs rows by the residuals of the median before it, which is the bundle's own in the
 beginning, and goes ``RELAXATION`` times as far as its solution; the first and the last go as far as it

@@ -1,4 +1,4 @@
-"""Decide who looks at a page and who may act: host, origin, session, role and form token."""
+"""Authenticate viewers of a page and authorize actions: host, origin, session, role and form token."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class RefusedRequestError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Viewer:
-    """Person who looks at a page."""
+    """Authenticated reader of a page."""
 
     name: str  # name in the order log
     role: Role
@@ -93,7 +93,7 @@ class Access:
         return section.behind_proxy or section.cert_file is not None
 
     def viewer(self, request: Request) -> Viewer | None:
-        """Return who sends a request; None without a session where one is needed."""
+        """Return the sender of a request; None if a required session is missing."""
         key, users = request.cookies.get(COOKIE, ""), self.users
         section = self.config.section("console")
         if not users and is_loopback(section.listen):

@@ -1,4 +1,4 @@
-"""Forecast the load of a feeder from its sums alone: what it drew, and what its devices expect.
+"""Forecast the load of a feeder from sums alone: past load, and the devices' expected load.
 
 Three forecasts are combined: the closed form of a profile on the feeder's own history, which the sum of many
 devices makes regular; the sum of what the devices expect, for which each sends its expected value, because

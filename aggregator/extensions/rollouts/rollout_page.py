@@ -42,7 +42,7 @@ def fleet_rollout(config: AggregatorConfig, _query: Mapping[str, str]) -> dict[s
 
 
 def device_days(config: AggregatorConfig, device: str) -> Iterator[tuple[int, str, str, bool]]:
-    """Yield the days of a device in the newest rollout: their end, what it did, the result, whether it lost."""
+    """Yield the days of a device in the newest rollout: end, action, result, whether it lost."""
     with open_store(config.database, read_only=True) as store:
         days = store.table(RolloutTable).days(device)
     for day, is_lost, is_serving in days:

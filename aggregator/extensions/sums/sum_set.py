@@ -30,7 +30,7 @@ _FIXED = 32 + 32 + 64
 
 
 class SumMember(NamedTuple):
-    """One device of a set: what its signature covers, and the signature."""
+    """One device of a set: the signed fields, and the signature."""
 
     device: str
     masked: bytes  # SHA-256 of its masked vector
@@ -63,7 +63,7 @@ class AnswerFile(ProtocolMessage):
 
 @dataclass(frozen=True, slots=True)
 class SumSet:
-    """Devices of one cohort and one period whose masks are to be added."""
+    """Devices of one cohort and one period, for the sum of their masks."""
 
     fleet: str
     contract: FollowedContract

@@ -134,7 +134,7 @@ class TreeSite(ServerExtension):
         return found
 
     def _is_offer_due(self, received: ParentRecord) -> bool:
-        """Return whether the site's rounds on a model are to be offered now.
+        """Return whether to offer the site's rounds on a model now.
 
         They are after ``rounds`` rounds, and earlier if a newer model of the same run has come.
         """

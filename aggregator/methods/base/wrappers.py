@@ -49,7 +49,7 @@ RateStage = tuple[Count, Rate]
 
 
 def rate_at(stages: Sequence[RateStage], completed: int) -> float:
-    """Return the learning rate of the round after so many completed ones.
+    """Return the learning rate by the number of completed rounds.
 
     The last stage lasts to the end of the run.
 

@@ -1,4 +1,4 @@
-"""The method that solves a bundle in closed form: what it asks of a device, and where its halves are."""
+"""The method that solves a bundle in closed form: its tasks, and where its halves are."""
 
 from __future__ import annotations
 

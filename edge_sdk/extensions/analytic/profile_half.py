@@ -69,7 +69,7 @@ class IssuedWindows:
         return len(self.numbers)
 
     def evenly(self, most: int) -> IssuedWindows:
-        """Return some windows of the whole record, evenly."""
+        """Return equally spaced windows of the whole record."""
         count = min(most, len(self))
         return replace(self, numbers=self.numbers[np.arange(count) * len(self) // max(count, 1)])
 

@@ -22,7 +22,7 @@ LEAST_SIGN = 1e-3
 
 
 def home_signs(rows: ProfileRows, day: int) -> Floats:
-    """Return what a home is told by, shape ``(n, SIGNS)``; one is the first column.
+    """Return the features of a home, shape ``(n, SIGNS)``; the first column is 1.
 
     Of the mean profile of hours and of the last day: what an hour differs from the one before, and how
     that changes; least and largest hour; what the last day missed; and the spreads of the days.

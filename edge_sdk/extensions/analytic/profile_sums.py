@@ -1,4 +1,4 @@
-"""Sum over the windows of a device: what it sends, and what its own part is solved of.
+"""Sum over the windows of a device: its update, and the statistics of its own part.
 
 Functions of a bundle of profiles for some windows; ``profile_half`` adds their results up.
 """

@@ -125,7 +125,7 @@ class FollowedAuthorities:
             write_atomically(self.path, json.dumps(asdict(found), indent=1).encode(), 0o600)
 
     def is_renewal_due(self, present: IssuedToDevice | None, now: float) -> bool:
-        """Return whether a certificate of a former authority is to be replaced before it is due.
+        """Return whether a former authority's certificate needs early renewal.
 
         The devices of a fleet are spread over a tenth of the validity.
 

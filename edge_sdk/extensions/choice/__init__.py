@@ -1,4 +1,4 @@
-"""Choose what a device forecasts with: the fleet's model, a tuned copy, models of its own, or a mean.
+"""Choose a device's forecaster: the fleet's model, a tuned copy, models of its own, or a mean.
 
 Modules in the order in which they build on each other:
 

@@ -134,7 +134,7 @@ class BodyKeys:
         self._of_peers = keys
 
     def is_hello_due(self, now: float) -> bool:
-        """Return whether the key is to be announced again, because a message could not be read.
+        """Return whether to announce the key again: a message could not be decrypted.
 
         It is announced at most once a minute: an aggregator that was restored from a backup has lost
         it.

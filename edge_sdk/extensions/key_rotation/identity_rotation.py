@@ -110,7 +110,7 @@ class IdentityRotation(KeyReplacement):
             self._is_trial_due = True
 
     def advance(self, now: float, outbox: Outbox) -> bool:
-        """Make the new key that was ordered; return whether the hello that is due for it is to be sent."""
+        """Make the new key that was ordered; return whether a hello is due for it."""
         self._advance(now)
         hello = outbox.hello
         is_over = (

@@ -33,7 +33,7 @@ class AgentLog:
         """Do nothing."""
 
     def turn(self) -> None:
-        """Log what is new; the readings of the first call, of files, are not the first."""
+        """Log reminders and new activity; readings of files at the first call are not news."""
         self._remind()
         self._logs = self._logs or [ActivityLog(client) for client in self._clients]
         for log in self._logs:

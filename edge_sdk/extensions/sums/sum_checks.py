@@ -1,4 +1,4 @@
-"""Check what sums cannot go with, and tell which contracts a device follows and what they have cost."""
+"""Check settings that exclude sums, and report a device's contracts and their privacy cost."""
 
 from __future__ import annotations
 

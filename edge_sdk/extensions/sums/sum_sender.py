@@ -94,7 +94,7 @@ class SumSender(DeviceExtension):
                         )
 
     def on_tick(self) -> None:
-        """Make the message of a period whose numbers are known, and send what is not receipted.
+        """Make the message of a complete period, and send messages without a receipt.
 
         Raises:
             StoreFull: No space; it is tried again.

@@ -47,7 +47,7 @@ def run(args: Namespace) -> CommandResult:
 
 
 def _with_extensions(config: configs.AggregatorConfig, found: CommandResult) -> CommandResult:
-    """Add what extensions compute again, each under its name."""
+    """Add the recomputed results of extensions, each under its name."""
     for entry in config.index.having("audited"):
         if entry.is_configured(config.tables):
             one = entry.load("audited")(config)

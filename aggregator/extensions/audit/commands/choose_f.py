@@ -98,7 +98,7 @@ def run(args: Namespace) -> CommandResult:
 
 
 def most(config: configs.AggregatorConfig, rule: str, rows: int) -> int:
-    """Return the largest f that a rule accepts with so many rows, at most half of them.
+    """Return the largest f that a rule accepts, at most half of the rows.
 
     Raises:
         CommandError: No such rule, or one that needs more parameters.
