@@ -14,13 +14,14 @@ from typing import Any
 
 import numpy as np
 
+from edge_sdk.config import Config
 from edge_sdk.errors import ConfigError
 from edge_sdk.extensions.analytic.profile_section import ProfileSection
 from edge_sdk.forecasting.calendar_features import DAY, Ints, local_seconds
 from edge_sdk.forecasting.windows import ChannelFrame
 from edge_sdk.protocol.contract.manifest import Manifest
 
-WEEK = 7
+EPOCH = date(1970, 1, 1).toordinal()
 
 
 def days_of(dates: Sequence[str]) -> Ints:
@@ -38,24 +39,26 @@ def days_of(dates: Sequence[str]) -> Ints:
         raise ConfigError(
             f"forecast.holidays: {error}", hint='write dates as "2026-12-25"'
         ) from error
-    return np.array(found, np.int64) - date(1970, 1, 1).toordinal()
+    return np.array(found, np.int64) - EPOCH
+
+
+def checked(config: Config) -> dict[str, str]:
+    """Return what ``check`` prints of the holidays; raise as ``days_of`` does."""
+    days = days_of(config.tables["forecast.holidays"])
+    if not len(days):
+        return {}
+    return {"holidays": f"{len(days)}, the last {date.fromordinal(int(days.max()) + EPOCH)}"}
 
 
 def with_holidays(
     frame: ChannelFrame, manifest: Manifest, days: Ints, zone: tzinfo = UTC
 ) -> ChannelFrame:
-    """Return a frame in whose calendar channels some days are holidays.
-
-    Args:
-        frame: Without holidays.
-        days: As ``days_of`` returns them.
-        zone: Time zone of the frame's calendar.
-    """
+    """Return a frame in whose calendar channels some days since 1970 are holidays, in its time zone."""
     step, channels = manifest.window.step_seconds, frame.channels.copy()
     for i, one in enumerate(manifest.features):
         if one.kind == "calendar" and one.what in ("slot_of_day", "day_of_week"):
             local = local_seconds(frame.times + (one.lead_steps or 0) * step, zone)
-            raised = (WEEK if one.what == "day_of_week" else DAY // step) / (one.high - one.low)
+            raised = (7 if one.what == "day_of_week" else DAY // step) / (one.high - one.low)
             channels[np.isin(local // DAY, days), i] += np.float32(raised)
     return replace(frame, channels=channels)
 

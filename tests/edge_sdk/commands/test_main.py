@@ -269,6 +269,18 @@ def test_budget_works_before_the_first_release(config, capsys):
     assert told["releases"] == 0
 
 
+@pytest.mark.extension
+def test_check_prints_the_last_holiday_and_refuses_what_is_no_date(config, capsys):
+    enrolled(config)
+    for listed, code in (('"2026-12-25", "2026-01-01"', 0), ('"Christmas"', 2)):
+        config.write_text(f"forecast = {{ holidays = [{listed}] }}\n{TOML}")
+        assert main(["check", str(config)]) == code
+        told = said(capsys)
+        assert ("2, the last 2026-12-25" in told.out) is not bool(code)
+        assert ("forecast.holidays" in told.err) is bool(code)
+
+
+@pytest.mark.extension
 def test_a_round_of_profiles_is_a_statistic_before_a_run_is_announced(config, capsys):
     enrolled(config)
     config.write_text(TOML.replace("load-lstm", "load-day-1"))
