@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Iterator, Mapping
 from functools import cached_property
@@ -24,10 +23,8 @@ from edge_sdk.protocol.contract.archive import (
     INITIAL,
     MANIFEST,
     SIGNATURE,
-    ArchiveError,
     is_sealed,
     pack,
-    unpack,
 )
 from edge_sdk.protocol.contract.manifest import FORECAST, GRADIENT, Manifest, ManifestError
 from edge_sdk.protocol.contract.parameter_layout import ParamSpec, Vector
@@ -39,7 +36,6 @@ SDK_VERSION = (0, 1, 3)
 
 _EXTENSIONS = ExtensionIndex("edge_sdk")
 _RELEASE = "release*.pub"
-_KEPT = 2
 
 Floats = NDArray[np.float32]
 
@@ -140,14 +136,14 @@ class Bundle:
         shipped = shipped_folder()
         if str(name_or_path) in shipped_names():
             folder = shipped / str(name_or_path)
-            return _tried(_read(folder), release_keys(shipped), is_new=False)
+            return opened(read_files(folder), release_keys(shipped), is_new=False)
         folder = Path(name_or_path).expanduser()
         if not (folder / MANIFEST).is_file():
             raise BundleError(
                 f"bundle {str(name_or_path)!r} is neither shipped nor a folder with a {MANIFEST}",
                 hint=f"shipped bundles: {', '.join(shipped_names()) or 'none'}",
             )
-        return _tried(_read(folder), trust.roots)
+        return opened(read_files(folder), trust.roots)
 
     @cached_property
     def spec(self) -> ParamSpec:
@@ -180,42 +176,6 @@ def shipped_names() -> list[str]:
     return sorted(found.parent.name for found in shipped_folder().glob(f"*/{MANIFEST}"))
 
 
-def archive(folder: Path) -> bytes:
-    """Return a bundle's folder as the archive sent over the wire; equal files give equal bytes."""
-    return pack(_read(folder))
-
-
-def install(
-    data: bytes, folder: Path, *, trust: TrustedKeys, digest: bytes | None = None
-) -> Bundle:
-    """Install an archive beside its predecessors, atomically, and open it.
-
-    The newest predecessor with another digest is kept for rollback; older ones are deleted. A lower
-    version, or the same version with other content, is refused: otherwise an old signed bundle
-    could be replayed.
-
-    Args:
-        folder: Folder of the installed bundles; each lies in a folder named by its digest.
-        digest: Expected digest of the archive (32 bytes), if one was announced.
-
-    Raises:
-        BundleError: Refused; the folder is unchanged.
-    """
-    found = hashlib.sha256(data).digest()
-    if digest is not None and found != digest:
-        raise BundleError("the archive's digest is not the announced one")
-    try:
-        contents = unpack(data)
-    except ArchiveError as error:
-        raise BundleError(str(error)) from error
-    bundle = _tried(contents, trust.roots)
-    _refuse_rollback(folder, bundle)
-    if not _is_whole(folder / found.hex(), contents):
-        _write(folder, found.hex(), contents)
-    _prune(folder, keep=found.hex())
-    return bundle
-
-
 def load_installed(folder: Path, digest: bytes, *, trust: TrustedKeys) -> Bundle:
     """Open an installed bundle by its digest.
 
@@ -225,13 +185,13 @@ def load_installed(folder: Path, digest: bytes, *, trust: TrustedKeys) -> Bundle
     path = folder / digest.hex()
     if not path.is_dir():
         raise BundleError(f"bundle {digest.hex()[:12]} is not installed in {folder}")
-    bundle = _tried(_read(path), trust.roots, is_new=False)
+    bundle = opened(read_files(path), trust.roots, is_new=False)
     if bundle.digest != digest:
         raise BundleError(f"{path}: the files differ from those installed")
     return bundle
 
 
-def _tried(
+def opened(
     contents: Mapping[str, bytes], keys: tuple[bytes, ...], *, is_new: bool = True
 ) -> Bundle:
     """Verify files as a bundle: signature, manifest, digests, SDK, graphs, vector, golden forecast.
@@ -344,70 +304,12 @@ def _check_golden_forecast(bundle: Bundle) -> None:
         )
 
 
-def _refuse_rollback(folder: Path, bundle: Bundle) -> None:
-    for path in folder.glob(f"[!.]*/{MANIFEST}"):  # a partly written bundle prevents nothing
-        try:
-            other = Manifest.parse(path.read_bytes())
-        except (ManifestError, OSError):
-            continue  # nor does a damaged one
-        same = path.parent.name == bundle.digest.hex()
-        if other.name != bundle.manifest.name or same:
-            continue
-        if bundle.manifest.version <= other.version:
-            raise BundleRollbackError(
-                f"bundle {other.name} version {other.version} is installed; "
-                f"another version {bundle.manifest.version} is refused",
-                hint="release it again under a higher version",
-            )
+def read_files(folder: Path) -> dict[str, bytes]:
+    """Return the files of a bundle's folder by name.
 
-
-def _write(folder: Path, name: str, contents: Mapping[str, bytes]) -> None:
-    import shutil  # noqa: PLC0415 - for an installation
-    import tempfile  # noqa: PLC0415 - as above
-
-    try:
-        if (folder / name).is_dir():  # damaged, otherwise it would not be written again
-            shutil.rmtree(folder / name)
-        folder.mkdir(parents=True, exist_ok=True)
-        beside = Path(tempfile.mkdtemp(prefix=".new-", dir=folder))
-        for file, data in contents.items():
-            with (beside / file).open("wb") as out:
-                out.write(data)
-                out.flush()
-                os.fsync(out.fileno())
-        _sync(beside)
-        beside.rename(folder / name)
-        _sync(folder)
-    except OSError as error:
-        raise BundleError(f"{folder}: cannot install the bundle: {error.strerror}") from error
-
-
-def _is_whole(path: Path, contents: Mapping[str, bytes]) -> bool:
-    return path.is_dir() and _read(path) == dict(contents)
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _prune(folder: Path, *, keep: str) -> None:
-    import shutil  # noqa: PLC0415 - for an installation
-
-    others = [path for path in folder.iterdir() if path.is_dir() and path.name != keep]
-    for path in others:
-        if path.name.startswith(".new-"):
-            shutil.rmtree(path, ignore_errors=True)
-    whole = [path for path in others if not path.name.startswith(".new-")]
-    whole.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
-    for path in whole[_KEPT - 1 :]:
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def _read(folder: Path) -> dict[str, bytes]:
+    Raises:
+        BundleError: The folder cannot be read.
+    """
     try:
         return {
             path.name: path.read_bytes()

@@ -12,8 +12,14 @@ from aggregator.store.types import DownloadBody
 from edge_sdk.errors import Reason, Refused
 from edge_sdk.protocol import codec, envelope, topics
 from edge_sdk.protocol.envelope import ALL
-from edge_sdk.protocol.messages import ChunkMessage, HaveMessage, PartMessage
-from edge_sdk.protocol.transfer import CHUNK, IDLE, count_of, id_of, mask_of
+from edge_sdk.protocol.messages import (
+    CHUNK_LIMIT,
+    ChunkMessage,
+    HaveMessage,
+    PartMessage,
+    count_of,
+)
+from edge_sdk.protocol.transfer import IDLE, id_of, mask_of
 
 MOST = 20  # requests answered individually within ``WITHIN``; further ones get a broadcast
 WITHIN = 10.0  # s
@@ -81,7 +87,7 @@ class Sending:
     (0,)
     """
 
-    def __init__(self, body: bytes, chunk: int = CHUNK) -> None:
+    def __init__(self, body: bytes, chunk: int = CHUNK_LIMIT) -> None:
         self.body, self.chunk, self.count = body, chunk, count_of(len(body), chunk)
         self.id = id_of(hashlib.sha256(body).digest())
         self._has = 0  # chunks the receiver has, as a mask

@@ -186,7 +186,7 @@ class Uploads:
         is_running = running is not None and running.granted is not None
         if is_running or (not self._queue and self._fits(device, offer)):
             grant = self.grant(device, offer, now)
-            is_ahead = running is None and offer.ahead == transfer.count_of(offer.size, offer.chunk)
+            is_ahead = running is None and offer.ahead == messages.count_of(offer.size, offer.chunk)
             self._active[device].is_timed &= not is_ahead
             return None if is_ahead else grant
         if device not in self._queue and len(self._queue) >= self._room.waiting:
@@ -330,7 +330,7 @@ class Uploads:
     def _fits(self, device: str, offer: messages.OfferMessage) -> bool:
         """Return whether a body fits, after dropping bodies without a slot if necessary."""
         upload, room = self._active.get(device), self._room
-        wanted = min(self._window(offer), transfer.count_of(offer.size, offer.chunk))
+        wanted = min(self._window(offer), messages.count_of(offer.size, offer.chunk))
         if upload is not None:
             wanted = min(upload.window, upload.machine.missing)
         chunks, size = self.in_flight

@@ -22,7 +22,6 @@ from edge_sdk.protocol.envelope import AGGREGATOR, ALL, ROOT, digest, ref, seal
 from edge_sdk.protocol.keys import Signer
 from edge_sdk.protocol.model_step import model_body, step_body
 from edge_sdk.protocol.root_keys import RootKeys
-from edge_sdk.protocol.transfer import count_of
 
 # validity of what the root signs in milliseconds: long enough for a device offline for a year
 OVERLAP = 400 * 86_400_000
@@ -190,7 +189,7 @@ def slots(
     """Split a content body into retained parts, from a slot on."""
     pieces = (
         messages.PartMessage(id=content.id, i=i, blob=content.data[i * chunk : (i + 1) * chunk])
-        for i in range(count_of(len(content.data), chunk))
+        for i in range(messages.count_of(len(content.data), chunk))
     )
     return tuple(
         Publication(topics.part(ends.fleet, first + part.i, ends.audience), ends.to_all(part))
@@ -236,7 +235,7 @@ def manifest(
     """Build the manifest that opens a task's round; its vals are the contract's scalars."""
     declared = {one.name for one in run.ask.numbers}
     share, moved = run.config.run.client_fraction, opening.step
-    after = count_of(len(content.data), opening.chunk)
+    after = messages.count_of(len(content.data), opening.chunk)
     return messages.ModelMessage(
         serial=opening.serial,
         run=number,

@@ -11,7 +11,7 @@ from aggregator.rounds.message_isolation import Isolation
 from aggregator.rounds.message_processor import RunDrivers
 from edge_sdk.app.cli import fields, notify
 from edge_sdk.link.transport import Transport
-from edge_sdk.protocol.transfer import chunk_size
+from edge_sdk.protocol.messages import chunk_size
 
 logger = logging.getLogger(__name__)
 

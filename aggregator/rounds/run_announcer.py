@@ -19,7 +19,7 @@ from edge_sdk.protocol import messages, topics
 from edge_sdk.protocol.codec import decode
 from edge_sdk.protocol.contract.method import ALL, CONTRACTS, Scalars, Task, answered
 from edge_sdk.protocol.envelope import AGGREGATOR, digest, ref, unproved, unseal
-from edge_sdk.protocol.transfer import MOST_IN_FLIGHT, count_of
+from edge_sdk.protocol.transfer import MOST_IN_FLIGHT
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ class RunAnnouncer:
         step = announce.step(self.run, task, number=self.number)
         if step is None:
             return None
-        slots = sum(count_of(len(one.data), chunk) for one in (body, step))
+        slots = sum(messages.count_of(len(one.data), chunk) for one in (body, step))
         return step if slots <= topics.SLOTS_LIMIT else None
 
     def _ahead(self) -> int:

@@ -22,7 +22,7 @@ from contextlib import nullcontext
 from importlib.util import find_spec
 from typing import Final
 
-from edge_sdk.link.empty_module import empty_module
+from edge_sdk.link import empty_module
 
 with empty_module("urllib.request") if find_spec("socks") is None else nullcontext():
     # paho uses it for proxies only, and only with PySocks; it takes 1.5 MiB

@@ -20,6 +20,7 @@ from typing import Annotated, ClassVar, Literal
 from edge_sdk.app.extensions import ExtensionIndex, ListedEntries
 from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.app.schema import Between, Length
+from edge_sdk.errors import Reason, Refused
 from edge_sdk.protocol import public_key
 
 WIRE = 1
@@ -44,6 +45,8 @@ SERIAL_LEAP = 2**40  # announcements that one may skip: a restore of a backup le
 
 HEADER_LIMIT = 4096
 CHUNK_LIMIT = 32768
+SMALLEST_CHUNK = 8192  # bytes; a link with a smaller limit cannot carry uploads
+ENVELOPE_LIMIT = 512  # bytes that an envelope adds to a chunk or body
 SINGLE_LIMIT = 262_144  # largest body of an update that goes in one message
 BODY_LIMIT = 8 * 1024 * 1024
 CHUNKS_LIMIT = 256
@@ -585,6 +588,33 @@ def check_fragment(enc: str, shape: Sequence[int], off: int, num: int, blob: byt
         raise ValueError(f"rows {off} to {off + num} of {shape[0]}")
     if len(blob) != num * row_size(shape, enc):
         raise ValueError("the blob is not so many whole rows")
+
+
+# --- chunks of bodies ------------------------------------------------------------------------------
+
+
+def count_of(size: int, chunk: int) -> int:
+    """Return the number of chunks of a body of ``size`` bytes.
+
+    >>> count_of(32_769, 32_768)
+    2
+    """
+    return -(-size // chunk)
+
+
+def chunk_size(max_payload: int) -> int:
+    """Return the chunk size for a link, from the largest payload its broker accepts.
+
+    Raises:
+        Refused: UNUSABLE_LINK, if that is below the smallest chunk.
+
+    >>> chunk_size(65_536), chunk_size(20_480)
+    (32768, 19968)
+    """
+    chunk = min(CHUNK_LIMIT, max_payload - ENVELOPE_LIMIT)
+    if chunk < SMALLEST_CHUNK:
+        raise Refused(Reason.UNUSABLE_LINK, f"the broker takes {max_payload} bytes at a time")
+    return chunk
 
 
 # --- kinds -----------------------------------------------------------------------------------------

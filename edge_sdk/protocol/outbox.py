@@ -15,7 +15,6 @@ from edge_sdk.protocol import messages as m
 from edge_sdk.protocol import outbox_state as state
 from edge_sdk.protocol.codec import encode
 from edge_sdk.protocol.envelope import digest, ref
-from edge_sdk.protocol.transfer import ENVELOPE, chunk_size, count_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +96,14 @@ def linked(outbox: Outbox, inputs: state.StepInputs, *, max_payload: int, conn: 
     stopped: Reason | None = None if unusable else outbox.stopped
     chunk = outbox.chunk
     try:
-        chunk = chunk_size(max_payload)
+        chunk = m.chunk_size(max_payload)
     except Refused as refused:
         stopped = refused.reason
     outbox = replace(
         outbox,
         is_linked=True,
         chunk=chunk,
-        largest=max_payload - ENVELOPE,
+        largest=max_payload - m.ENVELOPE_LIMIT,
         stopped=stopped,
         conn=conn,
         transfer=None,
@@ -230,7 +229,7 @@ def _attempt(
         return outbox, ()
     if _goes_whole(outbox, entry):
         return _with_entry(outbox, tried, due), (state.SendWhole(tried),)
-    count = count_of(len(entry.body), outbox.chunk)
+    count = m.count_of(len(entry.body), outbox.chunk)
     is_granted = entry.attempts == 0 and count <= outbox.ahead
     offer = entry.offer(outbox.chunk, ahead=count if is_granted else None)
     transfer = state.PendingTransfer(entry.key, ref(digest(encode(offer))))
@@ -263,7 +262,7 @@ def _send_chunks(
     worker = request.to if isinstance(request, m.GrantMessage) else None
     before = outbox.transfer if outbox.transfer and outbox.transfer.key == entry.key else None
     before = before or state.PendingTransfer(entry.key, b"")
-    count = count_of(len(entry.body), outbox.chunk)
+    count = m.count_of(len(entry.body), outbox.chunk)
     transfer, next_chunks = before.asked(request, count, inputs.now)
     retry_at = inputs.now + outbox.retry.base  # all sent and no answer: offer again
     answered = replace(entry, attempts=1)

@@ -18,13 +18,9 @@ from edge_sdk.protocol.messages import (
     OfferMessage,
     UpdateMessage,
 )
-from edge_sdk.protocol.transfer import FIRST_GAP, indices
 
 CAPS = tuple(enc for enc in ("b1", "b2", "q8", "q4") if enc in ENCODINGS)
 """Optional abilities of a device: tensor encodings of signs, and quantised ones."""
-
-SOONEST_GAP = FIRST_GAP / 2
-"""Shortest time in seconds that a receiver waits for chunks before it reports a gap."""
 
 Key = tuple[int, int]
 """``(life, seq)``: the number of an outbox entry."""
@@ -197,8 +193,10 @@ class PendingTransfer:
         Raises:
             Refused: MALFORMED: a bitmap of the wrong size.
         """
+        from edge_sdk.protocol.transfer import FIRST_GAP, indices  # noqa: PLC0415 - with the first grant
+
         have = frozenset(indices(request.have, count))
-        is_early = now - self.sent_at < SOONEST_GAP
+        is_early = now - self.sent_at < FIRST_GAP / 2  # no receiver reports a gap sooner
         in_flight = self.sent if is_early and have == self.have else self.in_flight(have)
         missing = [i for i in range(count) if i not in have and i not in in_flight]
         chosen = tuple(missing[: max(0, request.win - len(in_flight))])

@@ -15,25 +15,18 @@ from typing import Final, NamedTuple
 
 from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.errors import Reason, Refused
+from edge_sdk.protocol.messages import (
+    BODY_LIMIT,
+    CHUNK_LIMIT,
+    CHUNKS_LIMIT,
+    SMALLEST_CHUNK,
+    count_of,
+)
 
-CHUNK: Final = 32_768  # bytes, the default and the largest
-SMALLEST_CHUNK: Final = 8_192  # bytes; a link with a smaller limit cannot carry uploads
-ENVELOPE: Final = 512  # bytes, at most, that an envelope adds to a chunk or body
-MOST_CHUNKS: Final = 256
-MOST_BYTES: Final = 8 * 1024 * 1024
 MOST_IN_FLIGHT: Final = 8  # chunks
 FIRST_GAP: Final = 2.0  # s without a chunk before the receiver asks again; doubles
 LONGEST_GAP: Final = 60.0  # s
 IDLE: Final = 120.0  # s without a chunk: the receiver frees the memory
-
-
-def count_of(size: int, chunk: int) -> int:
-    """Return the number of chunks of a body of ``size`` bytes.
-
-    >>> count_of(32_769, 32_768)
-    2
-    """
-    return -(-size // chunk)
 
 
 def id_of(digest: bytes) -> bytes:
@@ -81,21 +74,6 @@ def mask_of(having: bytes, count: int) -> int:
             Reason.MALFORMED, f"bitmap of {len(having)} bytes does not fit {count} chunks"
         )
     return mask
-
-
-def chunk_size(max_payload: int) -> int:
-    """Return the chunk size for a link, from the largest payload its broker accepts.
-
-    Raises:
-        Refused: UNUSABLE_LINK, if that is below the smallest chunk.
-
-    >>> chunk_size(65_536), chunk_size(20_480)
-    (32768, 19968)
-    """
-    chunk = min(CHUNK, max_payload - ENVELOPE)
-    if chunk < SMALLEST_CHUNK:
-        raise Refused(Reason.UNUSABLE_LINK, f"the broker takes {max_payload} bytes at a time")
-    return chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +268,7 @@ def check_sizes(digest: bytes, size: int, chunk: int) -> None:
 
     >>> check_sizes(bytes(32), 20_000, 8_192)
     """
-    if len(digest) != 32 or size < 1 or not SMALLEST_CHUNK <= chunk <= CHUNK:
+    if len(digest) != 32 or size < 1 or not SMALLEST_CHUNK <= chunk <= CHUNK_LIMIT:
         raise Refused(Reason.MALFORMED, f"a transfer of {size} bytes in chunks of {chunk}")
-    if size > MOST_BYTES or count_of(size, chunk) > MOST_CHUNKS:
+    if size > BODY_LIMIT or count_of(size, chunk) > CHUNKS_LIMIT:
         raise Refused(Reason.TOO_LARGE, f"{size} bytes in {count_of(size, chunk)} chunks")

@@ -50,7 +50,7 @@ A bundle:
 17. The whole archive has the announced digest: NOT_FOUND, BAD_DIGEST.
     (``protocol.transfer.Receiving.body``)
 18. Root has signed the archive, its version is not older than an installed one, and it passes its
-    golden sample: BundleError. (``bundle.install``)
+    golden sample: BundleError. (``training.bundle_install.install``)
 
 The rules of a common model are those of ``session.manifest_checks.judge_model`` and
 ``session.manifest_checks.check_expiry``, and of a task those of

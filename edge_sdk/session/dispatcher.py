@@ -12,11 +12,11 @@ from edge_sdk.link.transport import RenewableLink
 from edge_sdk.protocol import messages as m
 from edge_sdk.protocol.envelope import AGGREGATOR
 from edge_sdk.session import agenda as events
+from edge_sdk.session.agenda import digest_of, is_defect
 from edge_sdk.session.download import DownloadCompleted, is_common_start
 from edge_sdk.session.durable_outbox import FromAggregator
 from edge_sdk.session.manifest_checks import check_expiry, is_perishable
 from edge_sdk.session.parts import SessionParts
-from edge_sdk.session.poison_messages import digest_of, is_defect
 from edge_sdk.session.signed_link import VerifiedMessage
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from edge_sdk.config import Config
 from edge_sdk.limits import limits_of
 from edge_sdk.protocol.keys import Signer
 from edge_sdk.protocol.messages import MetricsMessage
-from edge_sdk.session.agenda import Agenda
+from edge_sdk.session.agenda import Agenda, SetAside
 from edge_sdk.session.announcements import Announcements
 from edge_sdk.session.bodies import Bodies
 from edge_sdk.session.download import Downloader
@@ -22,7 +22,6 @@ from edge_sdk.session.durable_outbox import DurableOutbox
 from edge_sdk.session.identity import IdentityKeys
 from edge_sdk.session.key_ring import KeyRing, RefusedRoot
 from edge_sdk.session.participation import LinkQuota, Participation, RunChoice
-from edge_sdk.session.poison_messages import SetAside
 from edge_sdk.session.server_clock import ServerClock
 from edge_sdk.session.signed_link import SignedLink
 from edge_sdk.session.task_inbox import TaskInbox

@@ -19,8 +19,8 @@ from edge_sdk.protocol.codec import decode, encode
 from edge_sdk.protocol.keys import RemovableSigner, Signer, kid_of
 from edge_sdk.protocol.outbox_state import OutboxEntry
 from edge_sdk.session import key_ring
+from edge_sdk.session.agenda import is_defect
 from edge_sdk.session.bodies import Bodies
-from edge_sdk.session.poison_messages import is_defect
 
 logger = logging.getLogger(__name__)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,9 +26,12 @@ from edge_sdk.protocol.messages import takes_part
 from edge_sdk.session import agenda as events
 from edge_sdk.session import manifest_checks
 from edge_sdk.session.announcements import Announcements
-from edge_sdk.session.download import DownloadCompleted, Downloader, NewestModel, whole_model
+from edge_sdk.session.download import DownloadCompleted, Downloader
 from edge_sdk.session.server_clock import ServerClock
 from edge_sdk.store.store import DeviceStore
+
+if TYPE_CHECKING:
+    from edge_sdk.session.body_download import NewestModel
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +78,7 @@ class TaskInbox:
         self._manifest_at = clock.uptime
         self._task: m.TaskMessage | None = None
         self._content: tuple[bytes, Vector] | None = None
-        self._newest = NewestModel()
+        self._model: NewestModel | None = None
 
     @property
     def is_common(self) -> bool:
@@ -110,7 +114,7 @@ class TaskInbox:
         """Begin a run: nothing was received in it yet."""
         self.seen = manifest_checks.NewestAnnouncements(self.seen.serial, run)
         self._content = None
-        self._newest.clear()
+        self._model = None
         if self._task is not None and self._task.run != run:
             self._task = None
 
@@ -119,7 +123,7 @@ class TaskInbox:
         self.log.follow_run(name)
         self._name, self.manifest, self._task = name, None, None
         self._content = None
-        self._newest.clear()
+        self._model = None
         self.seen = manifest_checks.NewestAnnouncements(self._store.fact(self._serial))
         self.phase = "train"
 
@@ -269,6 +273,13 @@ class TaskInbox:
         elif not isinstance(self._downloads.manifest, m.BundleMessage):
             self._downloads.begin(task)
 
+    @property
+    def _newest(self) -> NewestModel:
+        from edge_sdk.session.body_download import NewestModel  # noqa: PLC0415 - with the first body
+
+        self._model = self._model or NewestModel()
+        return self._model
+
     # --- bodies -----------------------------------------------------------------------------------
 
     def downloaded(self, completed: DownloadCompleted) -> Events:
@@ -288,13 +299,13 @@ class TaskInbox:
     def _read_common(self, manifest: m.ModelMessage, completed: DownloadCompleted) -> Vector | None:
         """Return the vector; None after a step that does not fit: the whole model is downloaded."""
         assert self.wanted is not None
-        if not completed.is_step:
-            return whole_model(manifest, completed.body, self.wanted.size)
         try:
-            return self._newest.after_step(manifest, completed.body)
+            return self._newest.read(manifest, completed, self.wanted.size)
         except Refused as refused:
+            if not completed.is_step:
+                raise
             logger.warning("step refused %s", fields(version=manifest.version, why=str(refused)))
-            self._newest.clear()
+            self._model = None
             self._downloads.begin(manifest, patience=self._patience)
             return None
 

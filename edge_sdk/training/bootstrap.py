@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from edge_sdk.app.cli import fields
 from edge_sdk.app.extensions import known_names, values_at
 from edge_sdk.app.settings import seconds
-from edge_sdk.bundle import Bundle, BundleError, TrustedKeys, install, load_installed
+from edge_sdk.bundle import Bundle, BundleError, TrustedKeys, load_installed
 from edge_sdk.config import Config
 from edge_sdk.errors import ConfigError, EdgeError, LinkError
 from edge_sdk.forecasting.series import Series
@@ -362,6 +362,8 @@ def take_over(config: Config, found: FoundBundle, present: RunnableBundle) -> Ru
     """
     if found.archive is None:
         return present
+    from edge_sdk.training.bundle_install import install  # noqa: PLC0415 - with the first archive
+
     return install(
         found.archive, config.state / INSTALLED, trust=_trust(config), digest=found.announced.digest
     )

@@ -41,10 +41,9 @@ from edge_sdk.config import Config
 from edge_sdk.forecasting.forecast import Forecast, ForecastQuality
 from edge_sdk.protocol.contract.method import CONTRACTS, Task, answered
 from edge_sdk.protocol.contract.parameter_layout import Vector
-from edge_sdk.session.agenda import Agenda
+from edge_sdk.session.agenda import Agenda, digest_of, is_defect
 from edge_sdk.session.download import DownloadCompleted
 from edge_sdk.session.identity import IdentityKeys
-from edge_sdk.session.poison_messages import digest_of, is_defect
 from edge_sdk.session.session import Session
 from edge_sdk.session.signed_link import VerifiedMessage
 from edge_sdk.store.store import DeviceStore

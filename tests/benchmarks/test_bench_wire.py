@@ -21,8 +21,8 @@ from edge_sdk.protocol import codec, envelope, keys
 from edge_sdk.protocol.contract.method import CONTRACTS
 from edge_sdk.protocol.contract.parameter_layout import ParamSpec
 from edge_sdk.protocol.envelope import AGGREGATOR
-from edge_sdk.protocol.messages import CHUNK_LIMIT, ChunkMessage, UpdateMessage
-from edge_sdk.protocol.transfer import Receiving, count_of
+from edge_sdk.protocol.messages import CHUNK_LIMIT, ChunkMessage, UpdateMessage, count_of
+from edge_sdk.protocol.transfer import Receiving
 
 pytestmark = pytest.mark.bench
 

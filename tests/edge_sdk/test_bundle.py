@@ -13,13 +13,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-import edge_sdk.bundle as subject
 from edge_sdk.bundle import (
     Bundle,
     BundleError,
     TrustedKeys,
-    archive,
-    install,
     load_installed,
     shipped_folder,
     shipped_names,
@@ -27,6 +24,8 @@ from edge_sdk.bundle import (
 from edge_sdk.protocol.contract.archive import pack, seal, unpack
 from edge_sdk.protocol.contract.manifest import Golden, Manifest
 from edge_sdk.protocol.keys import from_seed
+from edge_sdk.training import bundle_install
+from edge_sdk.training.bundle_install import install
 from tests.edge_sdk.runtime import onnx_bytes
 
 KEY, OTHER = from_seed(bytes(32)), from_seed(bytes([1]) * 32)
@@ -260,8 +259,7 @@ def test_an_unknown_name_lists_the_shipped_ones():
 
 
 def test_an_installed_archive_opens_again(tmp_path):
-    data = archive(written(tmp_path / "b", signed()))
-    assert data == pack(signed())
+    data = pack(signed())
     bundle = install(data, tmp_path / "in", trust=TRUST)
     assert bundle.digest == hashlib.sha256(data).digest()
     again = load_installed(tmp_path / "in", bundle.digest, trust=TRUST)
@@ -310,7 +308,7 @@ def test_a_power_cut_before_the_rename_keeps_the_old_bundle(tmp_path, monkeypatc
     def cut(_folder):
         raise OSError(5, "power")
 
-    monkeypatch.setattr(subject, "_sync", cut)
+    monkeypatch.setattr(bundle_install, "_sync", cut)
     with pytest.raises(BundleError, match="cannot install"):
         install(pack(signed(version=2)), into, trust=TRUST)
     monkeypatch.undo()

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from edge_sdk.protocol import model_step
-from edge_sdk.session.download import NewestModel
+from edge_sdk.session.body_download import NewestModel
 
 ROUNDS = 6
 REPOSITORY = Path(__file__).parents[2]

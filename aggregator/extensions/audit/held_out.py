@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from aggregator import config as configs
 from aggregator.config.bundle_registry import archive_keys
-from edge_sdk.bundle import Bundle, TrustedKeys, install, release_keys, shipped_folder
+from edge_sdk.bundle import Bundle, TrustedKeys, release_keys, shipped_folder
 from edge_sdk.errors import USAGE, Failure
 from edge_sdk.forecasting.calendar_features import Ints
 from edge_sdk.forecasting.forecast import POINT, rolling
@@ -23,6 +23,7 @@ from edge_sdk.forecasting.windows import WHOLE, ChannelFrame
 from edge_sdk.protocol.contract.manifest import FORECAST, GRADIENT, Manifest
 from edge_sdk.protocol.contract.parameter_layout import ParamSpec, Vector
 from edge_sdk.shared_math.optim import adam, optimiser_step
+from edge_sdk.training.bundle_install import install
 from edge_sdk.training.run_role import series_for
 
 SLOTS = 1 << 20  # most slots of a file that are kept

@@ -21,7 +21,7 @@ from typing import Any
 
 from edge_sdk.app.cli import fields
 from edge_sdk.app.settings import seconds
-from edge_sdk.bundle import Bundle, BundleError, TrustedKeys, install, load_installed
+from edge_sdk.bundle import Bundle, BundleError, TrustedKeys, load_installed
 from edge_sdk.config import Config
 from edge_sdk.errors import EdgeError, StoreFull
 from edge_sdk.extensions.rollouts.messages import RolloutMessage, StageMessage, TrialMessage
@@ -50,6 +50,7 @@ from edge_sdk.session.signed_link import VerifiedMessage
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.training.active_run import GivenUp
 from edge_sdk.training.bootstrap import archive_keys
+from edge_sdk.training.bundle_install import install
 from edge_sdk.training.extension import DeviceExtension, DeviceParts
 from edge_sdk.training.model_runtime import ModelRuntime
 

@@ -33,9 +33,14 @@ from edge_sdk.forecasting.series import Series
 from edge_sdk.privacy.ledger import BudgetSpent, PrivacyCharge
 from edge_sdk.protocol.codec import decode, encode
 from edge_sdk.protocol.envelope import AGGREGATOR, digest, prove, ref
-from edge_sdk.protocol.messages import CHUNK_LIMIT, ChunkMessage, GrantMessage, HaveMessage
+from edge_sdk.protocol.messages import (
+    CHUNK_LIMIT,
+    ChunkMessage,
+    GrantMessage,
+    HaveMessage,
+    count_of,
+)
 from edge_sdk.protocol.outbox_state import OutboxEntry, PendingTransfer
-from edge_sdk.protocol.transfer import count_of
 from edge_sdk.session.signed_link import VerifiedMessage
 from edge_sdk.training.extension import DeviceExtension, DeviceParts
 

@@ -14,6 +14,7 @@ import pytest
 
 from edge_sdk.protocol import codec, envelope, keys, topics
 from edge_sdk.protocol.messages import (
+    CHUNK_LIMIT,
     ChunkMessage,
     ContentBody,
     GrantMessage,
@@ -25,8 +26,9 @@ from edge_sdk.protocol.messages import (
     TaskMessage,
     UpdateMessage,
     WelcomeMessage,
+    count_of,
 )
-from edge_sdk.protocol.transfer import CHUNK, MOST_IN_FLIGHT, bitmap, count_of
+from edge_sdk.protocol.transfer import MOST_IN_FLIGHT, bitmap
 
 FLEET, DEVICE = "north", "meter-0042"
 KEY = keys.from_seed(bytes(range(32)))
@@ -92,11 +94,13 @@ def offered(scalars: int) -> tuple[int, int, int, int]:
     numbers = {name: getattr(said, name) for name in OFFERED}
     size = len(body)
     offer = OfferMessage(
-        of="update", digest=digest, size=size, chunk=CHUNK, sig=bytes(72), **numbers
+        of="update", digest=digest, size=size, chunk=CHUNK_LIMIT, sig=bytes(72), **numbers
     )
-    count = count_of(size, CHUNK)
+    count = count_of(size, CHUNK_LIMIT)
     chunks = [
-        ChunkMessage(digest[:16], i, life=3, seq=41, blob=body[i * CHUNK : (i + 1) * CHUNK])
+        ChunkMessage(
+            digest[:16], i, life=3, seq=41, blob=body[i * CHUNK_LIMIT : (i + 1) * CHUNK_LIMIT]
+        )
         for i in range(count)
     ]
     grants = 1 + (count - 1) // MOST_IN_FLIGHT
@@ -122,8 +126,8 @@ def common(scalars: int) -> tuple[int, int]:
     )
     digest = hashlib.sha256(body).digest()
     parts = [
-        PartMessage(digest[:16], i, body[i * CHUNK : (i + 1) * CHUNK])
-        for i in range(count_of(len(body), CHUNK))
+        PartMessage(digest[:16], i, body[i * CHUNK_LIMIT : (i + 1) * CHUNK_LIMIT])
+        for i in range(count_of(len(body), CHUNK_LIMIT))
     ]
     manifest = ModelMessage(
         serial=4100,
@@ -136,10 +140,10 @@ def common(scalars: int) -> tuple[int, int]:
         enc="f4",
         digest=digest,
         size=len(body),
-        chunk=CHUNK,
+        chunk=CHUNK_LIMIT,
         until=TIME,
         spread=10_000,
-        inline=CHUNK,
+        inline=CHUNK_LIMIT,
         share=1.0,
         vals={"steps": 4.0, "rate": 0.001},
     )
@@ -203,7 +207,7 @@ def test_a_task_in_one_message_costs_346_bytes_beside_its_scalars():
         spec=SPEC,
         digest=hashlib.sha256(body).digest(),
         size=len(body),
-        chunk=CHUNK,
+        chunk=CHUNK_LIMIT,
         vals={"eps_dual": 0.25, "fired": 41.0},
         blob=body,
     )
@@ -214,7 +218,7 @@ def test_a_task_in_one_message_costs_346_bytes_beside_its_scalars():
 
 def test_a_session_costs_less_than_half_a_kilobyte():
     hello = HelloMessage(3, bytes(16), 41, False, (), (1, 1), (), "0.1.0", 7)
-    welcome = WelcomeMessage(bytes(16), 3, 41, TIME, 1, (), 1, CHUNK, 8, 64_000_000, 2, 0)
+    welcome = WelcomeMessage(bytes(16), 3, 41, TIME, 1, (), 1, CHUNK_LIMIT, 8, 64_000_000, 2, 0)
     assert (up(hello), down(welcome)) == (216, 245)
 
 

@@ -11,18 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_sdk.errors import Reason, Refused
-from edge_sdk.protocol.transfer import (
-    CHUNK,
-    IDLE,
-    MOST_BYTES,
-    Pace,
-    Receiving,
-    bitmap,
-    chunk_size,
-    count_of,
-    id_of,
-    indices,
-)
+from edge_sdk.protocol.messages import BODY_LIMIT, CHUNK_LIMIT, chunk_size, count_of
+from edge_sdk.protocol.transfer import IDLE, Pace, Receiving, bitmap, id_of, indices
 
 SMALL = 8_192
 
@@ -117,11 +107,11 @@ def test_an_incomplete_body_is_not_given_out():
 @pytest.mark.parametrize(
     ("size", "chunk", "reason"),
     [
-        (MOST_BYTES + 1, CHUNK, Reason.TOO_LARGE),
+        (BODY_LIMIT + 1, CHUNK_LIMIT, Reason.TOO_LARGE),
         (257 * SMALL, SMALL, Reason.TOO_LARGE),  # 2.1 MB, but 257 chunks
-        (0, CHUNK, Reason.MALFORMED),
-        (-5, CHUNK, Reason.MALFORMED),
-        (10, CHUNK + 1, Reason.MALFORMED),
+        (0, CHUNK_LIMIT, Reason.MALFORMED),
+        (-5, CHUNK_LIMIT, Reason.MALFORMED),
+        (10, CHUNK_LIMIT + 1, Reason.MALFORMED),
         (10, SMALL - 1, Reason.MALFORMED),
     ],
 )
@@ -131,7 +121,7 @@ def test_an_offer_beyond_the_limits_reserves_nothing(size, chunk, reason):
 
 
 def test_the_largest_transfer_is_allowed():
-    assert Receiving(bytes(32), MOST_BYTES, CHUNK, now=0.0, rng=random.Random(0)).count == 256
+    assert Receiving(bytes(32), BODY_LIMIT, CHUNK_LIMIT, now=0.0, rng=random.Random(0)).count == 256
 
 
 def test_silence_is_noticed():
@@ -141,7 +131,7 @@ def test_silence_is_noticed():
 
 
 def test_sizes_and_names():
-    assert count_of(1, CHUNK) == count_of(CHUNK, CHUNK) == 1
+    assert count_of(1, CHUNK_LIMIT) == count_of(CHUNK_LIMIT, CHUNK_LIMIT) == 1
     assert id_of(bytes(range(32))) == bytes(range(16))
     assert chunk_size(9_000) == 8_488
     assert refusal(lambda: chunk_size(8_703)) is Reason.UNUSABLE_LINK

@@ -8,7 +8,7 @@ import pytest
 
 from edge_sdk.protocol import messages as m
 from edge_sdk.session import signed_link
-from edge_sdk.session.poison_messages import COUNT, MOST, SetAside
+from edge_sdk.session.agenda import COUNT, MOST, SetAside
 from edge_sdk.session.task_inbox import TaskInbox
 from edge_sdk.store.store import DeviceStore
 

@@ -7,10 +7,11 @@ from types import SimpleNamespace
 import pytest
 
 from edge_sdk import bundle as bundle_module
-from edge_sdk.bundle import BundleError, install
+from edge_sdk.bundle import BundleError
 from edge_sdk.protocol.contract.archive import pack
 from edge_sdk.store.schema import INSTALLED
 from edge_sdk.training import bootstrap
+from edge_sdk.training.bundle_install import install
 from tests.edge_sdk.test_bundle import TRUST, signed, written
 
 
