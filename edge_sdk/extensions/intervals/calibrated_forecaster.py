@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from edge_sdk.errors import WireError
-from edge_sdk.extensions.intervals.conformal import ConformalCalibration, CoverageTarget
-from edge_sdk.extensions.intervals.interval_tracker import IntervalTracker, SavedCalibration
 from edge_sdk.forecasting.calendar_features import Floats, Ints
 from edge_sdk.forecasting.forecast import EndsOf, Interval, fan, least
 from edge_sdk.forecasting.windows import ChannelFrame
@@ -15,6 +15,10 @@ from edge_sdk.protocol.codec import pack_leaves, unpack_leaves
 from edge_sdk.protocol.contract.parameter_layout import Vector
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.training.forecaster import Forecaster
+
+if TYPE_CHECKING:
+    from edge_sdk.extensions.intervals.conformal import ConformalCalibration, CoverageTarget
+    from edge_sdk.extensions.intervals.interval_tracker import IntervalTracker, SavedCalibration
 
 NARROWEST = 0.01
 """Minimum width of an interval, as a share of the series' scale."""
@@ -82,6 +86,10 @@ class CalibratedForecaster(Forecaster):
         return len(self.levels) > 1
 
     def _tracker(self, frame: ChannelFrame) -> IntervalTracker:
+        # with the first window
+        from edge_sdk.extensions.intervals.conformal import CoverageTarget  # noqa: PLC0415
+        from edge_sdk.extensions.intervals.interval_tracker import IntervalTracker  # noqa: PLC0415
+
         settings = self.settings
         aim = CoverageTarget.of(
             self.levels,
@@ -105,6 +113,8 @@ def recalled(store: DeviceStore, digest: bytes) -> SavedCalibration | None:
     paper = store.paper(CALIBRATION)
     if paper is None:
         return None
+    from edge_sdk.extensions.intervals.interval_tracker import SavedCalibration  # noqa: PLC0415 - as above
+
     try:
         kept = SavedCalibration.from_arrays(unpack_leaves(paper))
     except (WireError, LookupError, ValueError, TypeError, AttributeError, OverflowError):
