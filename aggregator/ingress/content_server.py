@@ -10,15 +10,9 @@ from aggregator.ingress.replies import Reply, ReplySealer
 from aggregator.store.store import Store
 from aggregator.store.types import DownloadBody
 from edge_sdk.errors import Reason, Refused
-from edge_sdk.protocol import codec, envelope, topics
+from edge_sdk.protocol import codec, envelope, messages, topics
 from edge_sdk.protocol.envelope import ALL
-from edge_sdk.protocol.messages import (
-    CHUNK_LIMIT,
-    ChunkMessage,
-    HaveMessage,
-    PartMessage,
-    count_of,
-)
+from edge_sdk.protocol.messages import ChunkMessage, HaveMessage, PartMessage
 from edge_sdk.protocol.transfer import IDLE, id_of, mask_of
 
 MOST = 20  # requests answered individually within ``WITHIN``; further ones get a broadcast
@@ -87,8 +81,8 @@ class Sending:
     (0,)
     """
 
-    def __init__(self, body: bytes, chunk: int = CHUNK_LIMIT) -> None:
-        self.body, self.chunk, self.count = body, chunk, count_of(len(body), chunk)
+    def __init__(self, body: bytes, chunk: int = messages.CHUNK_LIMIT) -> None:
+        self.body, self.chunk, self.count = body, chunk, messages.count_of(len(body), chunk)
         self.id = id_of(hashlib.sha256(body).digest())
         self._has = 0  # chunks the receiver has, as a mask
         self._in_flight = 0  # chunks sent since, as a mask

@@ -48,11 +48,6 @@ class DeviceFacts:
     shared: int  # number of scalars of one update
 
     @property
-    def slots_a_day(self) -> int:
-        """Return the number of readings of one stream in a day."""
-        return max(1, round(86_400 / self.manifest.window.step_seconds))
-
-    @property
     def occurrences(self) -> int:
         """Return the largest number of windows in a minibatch that contain one reading of the target.
 

@@ -1,6 +1,7 @@
-"""Create, store and use signing keys; the only importer of a cryptography library for signatures.
+"""Create, store and use signing keys.
 
-A device's identity key is an Ed25519 or a P-256 key; root, aggregator and witnesses have Ed25519 keys.
+A device's identity key is an Ed25519 or, by an extension, a P-256 key; root, aggregator and witnesses
+have Ed25519 keys.
 ``Signer`` is an interface: any object with ``public`` and ``sign`` may seal envelopes, so a key
 inside a security chip works as well as a file.
 """
@@ -14,14 +15,14 @@ import os
 import re
 import secrets
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from edge_sdk.app.extensions import ExtensionIndex
 from edge_sdk.errors import WireError
 from edge_sdk.protocol import public_key
 from edge_sdk.protocol.public_key import KeyKind, ed25519_weakness, kind_of
 
 if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.asymmetric.ed25519 import (
         Ed25519PrivateKey,
         Ed25519PublicKey,
@@ -65,19 +66,6 @@ class RemovableSigner(Signer, Protocol):
         """Return whether the key can be used now."""
 
 
-@runtime_checkable
-class RequiredSigner(RemovableSigner, Protocol):
-    """A removable key of which a command can demand that it is here."""
-
-    def require(self) -> None:
-        """Reach the key now.
-
-        Raises:
-            TokenRefused: It cannot be used.
-            SignerUnavailable: It is away.
-        """
-
-
 class SigningKey:
     """An Ed25519 private key in memory. Its ``repr`` shows the key id and never the key.
 
@@ -108,78 +96,50 @@ class SigningKey:
 
     @property
     def kid(self) -> bytes:
-        """Return the 8 bytes by which envelopes name this key."""
         return kid_of(self.public)
 
     def pem(self) -> bytes:
-        """Return the private key as unencrypted PEM (PKCS#8)."""
-        return _pem(self._private)
+        from cryptography.hazmat.primitives import serialization as to  # noqa: PLC0415
+
+        form = to.PrivateFormat.PKCS8
+        return self._private.private_bytes(to.Encoding.PEM, form, to.NoEncryption())
 
     def __repr__(self) -> str:
         return f"SigningKey({self.kid.hex()})"
 
 
-class P256SigningKey:
-    """A P-256 private key in memory; its signatures are r || s of ECDSA with SHA-256, the smaller s.
-
-    Nonces are those of RFC 6979 where the cryptography library has them, else random.
-
-    >>> key = P256SigningKey.generate()
-    >>> len(key.public), len(key.sign(b"said")), verify(key.public, key.sign(b"said"), b"said")
-    (33, 64, True)
-    """
-
-    __slots__ = ("_private", "public")
-
-    def __init__(self, private: ec.EllipticCurvePrivateKey) -> None:
-        from cryptography.hazmat.primitives import serialization as to  # noqa: PLC0415
-
-        self._private, form = private, to.PublicFormat.CompressedPoint
-        self.public = private.public_key().public_bytes(to.Encoding.X962, form)
-
-    @classmethod
-    def generate(cls) -> P256SigningKey:
-        from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415
-
-        return cls(ec.generate_private_key(ec.SECP256R1()))
+class DeviceSigningKey(Signer, Protocol):
+    """An identity key of a device, in a file."""
 
     @property
     def kid(self) -> bytes:
         """Return the 8 bytes by which envelopes name this key."""
-        return kid_of(self.public)
-
-    def sign(self, data: bytes) -> bytes:
-        """Return the 64-byte signature of ``data``."""
-        from cryptography.hazmat.primitives.asymmetric import utils  # noqa: PLC0415
-
-        signature = self._private.sign(data, _ecdsa())
-        return public_key.p256_signature(*utils.decode_dss_signature(signature))
 
     def pem(self) -> bytes:
         """Return the private key as unencrypted PEM (PKCS#8)."""
-        return _pem(self._private)
-
-    def __repr__(self) -> str:
-        return f"P256SigningKey({self.kid.hex()})"
 
 
-def _pem(private: Ed25519PrivateKey | ec.EllipticCurvePrivateKey) -> bytes:
-    from cryptography.hazmat.primitives import serialization as to  # noqa: PLC0415
-
-    return private.private_bytes(to.Encoding.PEM, to.PrivateFormat.PKCS8, to.NoEncryption())
-
-
-DeviceSigningKey = SigningKey | P256SigningKey
-"""An identity key of a device, in a file."""
+@functools.cache
+def _further(kind: KeyKind) -> Any:  # noqa: ANN401 - a class of an extension
+    """Return the class of keys of another kind, which has ``generate``, ``held`` and ``verify``; or None."""
+    load = ExtensionIndex("edge_sdk").loaders("device_keys").get(kind)
+    return None if load is None else load()
 
 
 def generate_device_key(kind: KeyKind) -> DeviceSigningKey:
     """Draw a new identity key of a kind.
 
-    >>> kind_of(generate_device_key("p256").public), kind_of(generate_device_key("ed25519").public)
-    ('p256', 'ed25519')
+    Raises:
+        KeyFileError: No extension offers the kind.
+
+    >>> kind_of(generate_device_key("ed25519").public)
+    'ed25519'
     """
-    return P256SigningKey.generate() if kind == "p256" else SigningKey.generate()
+    made = SigningKey if kind == "ed25519" else _further(kind)
+    if made is None:
+        raise KeyFileError(f"{kind}: the extension for keys of this kind is not installed")
+    key: DeviceSigningKey = made.generate()
+    return key
 
 
 generate = SigningKey.generate
@@ -204,7 +164,8 @@ def verify(public: bytes, signature: bytes, data: bytes) -> bool:
     signatures, nor the second form of an ECDSA signature, with the larger s.
     """
     if kind_of(public) == "p256":
-        return _is_p256_signature(public, signature, data)
+        further = _further("p256")
+        return further is not None and bool(further.verify(public, signature, data))
     from cryptography.exceptions import InvalidSignature  # noqa: PLC0415
     from cryptography.hazmat.primitives.asymmetric import ed25519  # noqa: PLC0415
 
@@ -215,34 +176,6 @@ def verify(public: bytes, signature: bytes, data: bytes) -> bool:
     except (InvalidSignature, ValueError):
         return False
     return True
-
-
-def _is_p256_signature(public: bytes, signature: bytes, data: bytes) -> bool:
-    from cryptography.exceptions import InvalidSignature  # noqa: PLC0415
-    from cryptography.hazmat.primitives.asymmetric import ec, utils  # noqa: PLC0415
-
-    if not public_key.is_canonical_p256(signature):
-        return False
-    r, s = (int.from_bytes(part, "big") for part in (signature[:32], signature[32:]))
-    try:
-        key = ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256R1(), public)
-        key.verify(utils.encode_dss_signature(r, s), data, _ecdsa())
-    except (InvalidSignature, ValueError):
-        return False
-    return True
-
-
-@functools.cache
-def _ecdsa() -> ec.ECDSA:
-    """Return ECDSA with SHA-256, with the nonces of RFC 6979 where the library has them."""
-    from cryptography.exceptions import UnsupportedAlgorithm  # noqa: PLC0415
-    from cryptography.hazmat.primitives import hashes  # noqa: PLC0415
-    from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415
-
-    try:
-        return ec.ECDSA(hashes.SHA256(), deterministic_signing=True)
-    except (TypeError, UnsupportedAlgorithm):  # cryptography before 43, or OpenSSL before 3.2
-        return ec.ECDSA(hashes.SHA256())
 
 
 def load_signing_key(path: Path | str) -> SigningKey:
@@ -293,18 +226,20 @@ def _plain_seed(data: bytes) -> bytes | None:
 def _loaded(path: Path | str, data: bytes) -> DeviceSigningKey:
     from cryptography.exceptions import UnsupportedAlgorithm  # noqa: PLC0415
     from cryptography.hazmat.primitives import serialization  # noqa: PLC0415
-    from cryptography.hazmat.primitives.asymmetric import ec, ed25519  # noqa: PLC0415
+    from cryptography.hazmat.primitives.asymmetric import ed25519  # noqa: PLC0415
 
     try:
         private = serialization.load_pem_private_key(data, None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise KeyFileError(f"{path}: not an unencrypted PEM private key") from error
-    if isinstance(private, ec.EllipticCurvePrivateKey) and private.curve.name == "secp256r1":
-        return P256SigningKey(private)
-    if not isinstance(private, ed25519.Ed25519PrivateKey):
+    if isinstance(private, ed25519.Ed25519PrivateKey):
+        return SigningKey(private)
+    further = _further("p256")
+    found: DeviceSigningKey | None = None if further is None else further.held(private)
+    if found is None:
         kind = type(private).__name__
         raise KeyFileError(f"{path}: expected an Ed25519 key or a P-256 key, got {kind}")
-    return SigningKey(private)
+    return found
 
 
 def save_signing_key(path: Path | str, key: DeviceSigningKey) -> None:

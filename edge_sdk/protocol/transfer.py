@@ -166,12 +166,10 @@ class Receiving:
 
     @property
     def window(self) -> int:
-        """Return the largest number of chunks in flight now."""
         return self._window
 
     @property
     def missing(self) -> int:
-        """Return the number of missing chunks."""
         return self.count - self._mask.bit_count()
 
     @property

@@ -1,61 +1,7 @@
 """Receive the announcements of the fleet: keys of the aggregator, and bundles with their runs.
 
-Announcements are retained, so a broker can replay, reorder or withhold them. One takes effect only
-if it passes every rule that applies to it, in this order; the first broken rule refuses it, with
-the reason given, and changes nothing. After each rule stands the function that enforces it.
-
-Every announcement:
-
-1. Its topic is one of this fleet's and, for a bundle or a model, of this device's run: MALFORMED.
-   (``session.signed_link.SignedLink._open``)
-2. Its envelope has an allowed size, form and protocol version, the topic's kind and the topic's
-   sender (root for keys and bundles): TOO_LARGE, MALFORMED, UNKNOWN_WIRE, WRONG_SENDER.
-   (``protocol.envelope.unseal``)
-3. The sender's key is known and valid now; the operator's root is pinned, or named by the pinned
-   one, and an aggregator key is announced by root: UNKNOWN_CLIENT.
-   (``session.key_ring.KeyRing.key``)
-4. The signature covers fleet, kind, sender, recipient and body: MALFORMED, UNKNOWN_CLIENT,
-   BAD_SIGNATURE. (``protocol.envelope.check_proof``)
-5. Enough keys of the root, or one of the role of this kind, have signed what the root sends:
-   MALFORMED, UNKNOWN_CLIENT, BAD_SIGNATURE. (``protocol.envelope.check_root_proofs``)
-6. Its body is a clear one: CANNOT_OPEN, MALFORMED. (``protocol.envelope.opened``)
-7. Its fields have the types and bounds of their kind: MALFORMED, UNKNOWN_FIELD, UNKNOWN_KIND,
-   TOO_LARGE. (``protocol.codec.decode``)
-
-A list of keys:
-
-8. A next root that it names has signed it with enough keys: BAD_SIGNATURE.
-   (``session.key_ring.check_successor``)
-9. Its serial number is not lower than that of the list in force: ROLLBACK.
-   (``session.key_ring.KeyRing.accept``)
-   The authorities that it names are certificates of authorities: MALFORMED.
-   (``session.announcements.Announcements.receive_keys``)
-
-A bundle:
-
-10. Its serial number and run are not lower than those in force, nor is its version if the name is
-   the same: ROLLBACK. (``session.manifest_checks.judge_bundle``)
-   The numbers are those of its run's name; a device that changes its run keeps the former's.
-11. The configuration accepts its method: UNKNOWN_KIND. (``session.manifest_checks.judge_bundle``)
-12. It allows the encoding of the method's updates: WRONG_ENCODING.
-    (``session.manifest_checks.judge_bundle``)
-13. It requires encryption only of kinds that this version can encrypt: PLAIN_REFUSED.
-    (``session.manifest_checks.judge_bundle``)
-14. Its validity is not over by the latest signed time: ANNOUNCEMENT_EXPIRED.
-    (``session.manifest_checks.check_expiry``)
-15. Its archive has a size that can be transferred: MALFORMED, TOO_LARGE.
-    (``protocol.transfer.check_sizes``)
-16. Each chunk of the archive has the right index and length: BAD_CHUNK.
-    (``protocol.transfer.Receiving.add``)
-17. The whole archive has the announced digest: NOT_FOUND, BAD_DIGEST.
-    (``protocol.transfer.Receiving.body``)
-18. Root has signed the archive, its version is not older than an installed one, and it passes its
-    golden sample: BundleError. (``training.bundle_install.install``)
-
-The rules of a common model are those of ``session.manifest_checks.judge_model`` and
-``session.manifest_checks.check_expiry``, and of a task those of
-``session.manifest_checks.judge_task``; rules 1 to 7 come first there too. A bundle with the serial
-number in force passes rules 10 to 14 and is then ignored.
+A broker can replay, reorder or withhold them. One takes effect only if it passes every rule of
+``docs/threat-model.md`` ("Rules for announcements"); the first broken one refuses it and changes nothing.
 """
 
 from __future__ import annotations

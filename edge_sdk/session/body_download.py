@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import field
-from random import Random
 
 import numpy as np
 
@@ -31,35 +30,6 @@ class BodyDownload:
     # slots of the step that is downloaded instead of a whole model; none otherwise
     step_slots: range = range(0)
 
-    @classmethod
-    def of(
-        cls,
-        manifest: Announcement,
-        rng: Random,
-        now: float,
-        *,
-        patience: float,
-        announced: bytes,
-        is_step: bool,
-    ) -> BodyDownload:
-        """Return the download of a body, as ``Downloader.begin`` describes it.
-
-        Raises:
-            Refused: MALFORMED or TOO_LARGE sizes.
-        """
-        opens, wait, chunk, first = now, 0.0, m.CHUNK_LIMIT, 0
-        digest, size = manifest.digest or b"", manifest.size or 0
-        if isinstance(manifest, (m.ModelMessage, m.TaskMessage)):
-            chunk = manifest.chunk or 0
-        if isinstance(manifest, m.ModelMessage):  # only the common model waits for its slots
-            opens, wait = opens + rng.random() * manifest.spread / 1000, patience
-            if is_step:
-                digest, size = manifest.step or b"", manifest.step_size or 0
-                first = manifest.deltas[0][1]
-        receiving = Receiving(digest, size, chunk, now=opens, rng=rng)
-        slots = range(first, first + receiving.count) if is_step else range(0)
-        return cls(manifest, receiving, opens, opens + wait, announced, step_slots=slots)
-
     @property
     def has_slots(self) -> bool:
         return isinstance(self.manifest, m.ModelMessage)
@@ -79,11 +49,9 @@ class BodyDownload:
         return is_due
 
     def close_slots(self) -> None:
-        """Mark the slots as not subscribed."""
         self.is_open = False
 
     def postpone(self, until: float) -> None:
-        """Request no chunks before a time."""
         self.asks = until
 
     def request(self, now: float) -> m.HaveMessage | None:
@@ -130,7 +98,6 @@ class NewestModel:
         self._held: tuple[int, Vector] | None = None
 
     def keep(self, version: int, w: Vector) -> None:
-        """Keep a version in place of the previous one."""
         self._held = version, w
 
     def has_base(self, manifest: m.ModelMessage) -> bool:

@@ -80,22 +80,29 @@ class Downloader:
         Raises:
             Refused: MALFORMED or TOO_LARGE sizes.
         """
-        from edge_sdk.session.body_download import BodyDownload, EarlyParts  # noqa: PLC0415 - with the first body
+        # with the first body
+        from edge_sdk.protocol.transfer import Receiving  # noqa: PLC0415
+        from edge_sdk.session.body_download import BodyDownload, EarlyParts  # noqa: PLC0415
 
-        download = BodyDownload.of(
-            manifest,
-            self._rng,
-            self._now(),
-            patience=patience,
-            announced=announced,
-            is_step=is_step,
-        )
+        opens, wait, chunk, first = self._now(), 0.0, m.CHUNK_LIMIT, 0
+        digest, size = manifest.digest or b"", manifest.size or 0
+        if isinstance(manifest, (m.ModelMessage, m.TaskMessage)):
+            chunk = manifest.chunk or 0
+        if isinstance(manifest, m.ModelMessage):  # only the common model waits for its slots
+            opens, wait = opens + self._rng.random() * manifest.spread / 1000, patience
+            if is_step:
+                digest, size = manifest.step or b"", manifest.step_size or 0
+                first = manifest.deltas[0][1]
+        receiving = Receiving(digest, size, chunk, now=opens, rng=self._rng)
+        slots = range(first, first + receiving.count) if is_step else range(0)
+        asks = opens + wait
+        download = BodyDownload(manifest, receiving, opens, asks, announced, step_slots=slots)
         early = self._early
         self.stop()
         self._download = download
         if isinstance(manifest, m.ModelMessage):
             for part in early.drain(download.receiving.id) if early is not None else ():
-                download.add(part, download.opens)
+                download.add(part, opens)
             if is_common_start(manifest) and not is_step:
                 self._early = EarlyParts(manifest.size)
 

@@ -73,11 +73,10 @@ def load_ring(config: Config) -> KeyRing:
 
 
 def archive_keys(config: Config) -> tuple[bytes, ...]:
-    """Return the keys that may sign a bundle's archive.
+    """Return the keys that may sign a bundle's archive; none of a device alone.
 
     They are those of the root in force, those to which it has delegated bundles, and those of the
-    pinned root, by which older archives are signed; the announcement decides which archive is used. A
-    device alone has none, and uses shipped bundles.
+    pinned root, by which older archives are signed; the announcement decides which archive is used.
 
     Raises:
         ConfigError: A file is missing or holds no public key.

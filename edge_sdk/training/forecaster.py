@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -109,9 +108,3 @@ class Forecaster:
         """Return the function from origins to the model's quantiles, ``(n, horizon, levels)``."""
         graph, levels = self.bundle.graphs["forecast"], self.levels
         return lambda origins: fan(graph, p, frame, origins, levels)
-
-    def served_fan(self, p: Vector, frame: ChannelFrame) -> Callable[[Ints], Floats]:
-        """Return the function from origins to the quantiles that are served."""
-        if self.served is None:
-            return self.fan(p, frame)
-        return partial(self.served.quantiles, p, frame)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -51,7 +52,8 @@ class CalibratedForecaster(Forecaster):
         """Calibrate on the readings up to the newest, by forecasts with ``p``."""
         if self._is_calibrated:
             model = p if trained is None else trained
-            served = self.served_fan(p, frame)
+            one = self.served
+            served = self.fan(p, frame) if one is None else partial(one.quantiles, p, frame)
             self.kept = self._tracker(frame).follow(self.kept, frame, model, served)
 
     def calibrate(self, p: Vector, frame: ChannelFrame, trained: Vector) -> None:

@@ -156,7 +156,8 @@ def _noise(section: PrivacySection, facts: DeviceFacts, unit: str) -> Noise:
     """Return noise over a stream's range, and over the change by one unit in the same units."""
     mechanism, budget = section.mechanism, section.budget
     streams = 1 + len(mechanism.stream_ranges)
-    days = {"reading": 1, "day": facts.slots_a_day * streams, "device": facts.keep * streams}
+    slots_a_day = max(1, round(86_400 / facts.manifest.window.step_seconds))
+    days = {"reading": 1, "day": slots_a_day * streams, "device": facts.keep * streams}
     apart = float(days[unit]) if mechanism.name == "laplace" else math.sqrt(days[unit])
     target: Any = mechanism.range[:2]
     ranges = {**mechanism.stream_ranges, facts.streams[0]: target}

@@ -13,6 +13,7 @@ import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Protocol, runtime_checkable
 
 from edge_sdk.agent import open_sources, streams_given
 from edge_sdk.app.cli import CommandResult
@@ -30,7 +31,7 @@ from edge_sdk.link.transport import LinkDown, LinkUp
 from edge_sdk.methods import METHODS
 from edge_sdk.protocol import topics
 from edge_sdk.protocol.contract.manifest import Manifest
-from edge_sdk.protocol.keys import RequiredSigner, Signer, kid_of
+from edge_sdk.protocol.keys import RemovableSigner, Signer, kid_of
 from edge_sdk.session.identity import (
     TokenUnreachable,
     find_releases,
@@ -171,6 +172,19 @@ def reach_broker(config: Config) -> tuple[str, bool]:
         return f"not reached: {why}", False
     finally:
         link.close()
+
+
+@runtime_checkable
+class RequiredSigner(RemovableSigner, Protocol):
+    """A removable key of which a command can demand that it is here."""
+
+    def require(self) -> None:
+        """Reach the key now.
+
+        Raises:
+            TokenRefused: It cannot be used.
+            SignerUnavailable: It is away.
+        """
 
 
 def require_signer(signer: Signer) -> None:

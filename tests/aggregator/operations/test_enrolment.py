@@ -71,8 +71,9 @@ def test_a_file_of_the_lines_that_devices_print_is_read_without_names(tmp_path):
         next(claims)
 
 
+@pytest.mark.extension
 def test_a_claim_with_a_p256_key_passes_and_a_point_off_the_curve_does_not(tmp_path):
-    key = keys.P256SigningKey.generate()
+    key = keys.generate_device_key("p256")
     proof = key.sign(statement("north", "meter-1", key.public))
     path = tmp_path / "lines.csv"
     path.write_text(f"meter-1,{key.public.hex()},{proof.hex()}\n")

@@ -1,4 +1,4 @@
-"""The head comment of ``session.announcements`` lists every rule, in order, with its function."""
+"""The threat model lists every rule for announcements, in order, with its function."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 import textwrap
 from dataclasses import replace
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
@@ -17,13 +18,13 @@ from edge_sdk.protocol import keys, topics
 from edge_sdk.protocol import messages as m
 from edge_sdk.protocol.codec import encode
 from edge_sdk.protocol.envelope import AGGREGATOR, ALL, ROOT, seal
-from edge_sdk.session import announcements, manifest_checks
+from edge_sdk.session import manifest_checks
 from edge_sdk.session.signed_link import SignedLink
 
-RULE = re.compile(r"^(\d+)\. (.*?)\(``([\w.]+)``\)$", re.MULTILINE | re.DOTALL)
-RULES = [
-    (int(number), text, name) for number, text, name in RULE.findall(announcements.__doc__ or "")
-]
+PAGE = (Path(__file__).parents[3] / "docs" / "threat-model.md").read_text("utf-8")
+LISTED = PAGE.partition("## Rules for announcements")[2].partition("\n## ")[0]
+RULE = re.compile(r"^(\d+)\. (.*?)\(`([\w.]+)`\)", re.MULTILINE)
+RULES = [(int(number), text, name) for number, text, name in RULE.findall(LISTED)]
 REASON = re.compile(r"\b[A-Z]+(?:_[A-Z]+)*\b")
 
 
@@ -60,7 +61,7 @@ def listed(name: str) -> set[str]:
 
 def test_the_rules_are_numbered_from_one():
     assert [number for number, _, _ in RULES] == list(range(1, len(RULES) + 1))
-    assert len(RULES) == len(re.findall(r"^\d+\. ", announcements.__doc__, re.MULTILINE))
+    assert len(RULES) == len(re.findall(r"^\d+\. ", LISTED, re.MULTILINE))
 
 
 @pytest.mark.parametrize("name", sorted({name for _, _, name in RULES}))

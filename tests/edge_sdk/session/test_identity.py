@@ -37,7 +37,12 @@ def configured(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("curve", "kind"), [("", "ed25519"), ("ed25519", "ed25519"), ("p256", "p256")]
+    ("curve", "kind"),
+    [
+        ("", "ed25519"),
+        ("ed25519", "ed25519"),
+        pytest.param("p256", "p256", marks=pytest.mark.extension),
+    ],
 )
 def test_enrol_makes_a_key_of_the_configured_kind_and_keeps_it(configured, capsys, curve, kind):
     path = configured(curve)
@@ -52,6 +57,7 @@ def test_enrol_makes_a_key_of_the_configured_kind_and_keeps_it(configured, capsy
     assert (again["public"], again["is_new"]) == (found["public"], False)
 
 
+@pytest.mark.extension
 @pytest.mark.parametrize(("first", "then"), [("p256", "ed25519"), ("ed25519", "p256")])
 def test_a_key_of_another_kind_is_refused_and_kept(configured, first, then):
     config = Config.load(configured(first))
@@ -64,6 +70,7 @@ def test_a_key_of_another_kind_is_refused_and_kept(configured, first, then):
     assert load_signer(config).public == made.public
 
 
+@pytest.mark.extension
 def test_a_missing_key_and_one_that_others_read_are_refused(configured):
     config = Config.load(configured("p256"))
     with pytest.raises(ConfigError, match="cannot read the key"):

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from edge_sdk.app.schema import SchemaError
 from edge_sdk.errors import Reason, Refused
+from edge_sdk.extensions.p256.p256_key import P256SigningKey
 from edge_sdk.extensions.peers.topology import NeighboursSection, settings_of_section
 from edge_sdk.protocol import codec, keys, public_key
-from edge_sdk.protocol.keys import KeyFileError, P256SigningKey
+from edge_sdk.protocol.keys import KeyFileError
 from edge_sdk.protocol.messages import KeysMessage, TaskMessage
 
 # RFC 6979, appendix A.2.5: key, and signatures with SHA-256.

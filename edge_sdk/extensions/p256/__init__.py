@@ -1,0 +1,1 @@
+"""Identity keys of devices on the curve P-256."""
