@@ -19,13 +19,7 @@ from numpy.typing import NDArray
 from edge_sdk.app.extensions import ExtensionEntry, ExtensionIndex
 from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.errors import EdgeError
-from edge_sdk.protocol.contract.archive import (
-    INITIAL,
-    MANIFEST,
-    SIGNATURE,
-    is_sealed,
-    pack,
-)
+from edge_sdk.protocol.contract.archive import INITIAL, MANIFEST, SIGNATURE, is_sealed, pack
 from edge_sdk.protocol.contract.manifest import FORECAST, GRADIENT, Manifest, ManifestError
 from edge_sdk.protocol.contract.parameter_layout import ParamSpec, Vector
 from edge_sdk.protocol.keys import read_public
@@ -136,14 +130,14 @@ class Bundle:
         shipped = shipped_folder()
         if str(name_or_path) in shipped_names():
             folder = shipped / str(name_or_path)
-            return opened(read_files(folder), release_keys(shipped), is_new=False)
+            return opened(files_of(folder), release_keys(shipped), is_new=False)
         folder = Path(name_or_path).expanduser()
         if not (folder / MANIFEST).is_file():
             raise BundleError(
                 f"bundle {str(name_or_path)!r} is neither shipped nor a folder with a {MANIFEST}",
                 hint=f"shipped bundles: {', '.join(shipped_names()) or 'none'}",
             )
-        return opened(read_files(folder), trust.roots)
+        return opened(files_of(folder), trust.roots)
 
     @cached_property
     def spec(self) -> ParamSpec:
@@ -185,7 +179,7 @@ def load_installed(folder: Path, digest: bytes, *, trust: TrustedKeys) -> Bundle
     path = folder / digest.hex()
     if not path.is_dir():
         raise BundleError(f"bundle {digest.hex()[:12]} is not installed in {folder}")
-    bundle = opened(read_files(path), trust.roots, is_new=False)
+    bundle = opened(files_of(path), trust.roots, is_new=False)
     if bundle.digest != digest:
         raise BundleError(f"{path}: the files differ from those installed")
     return bundle
@@ -304,7 +298,7 @@ def _check_golden_forecast(bundle: Bundle) -> None:
         )
 
 
-def read_files(folder: Path) -> dict[str, bytes]:
+def files_of(folder: Path) -> dict[str, bytes]:
     """Return the files of a bundle's folder by name.
 
     Raises:

@@ -15,13 +15,7 @@ from typing import Final, NamedTuple
 
 from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.errors import Reason, Refused
-from edge_sdk.protocol.messages import (
-    BODY_LIMIT,
-    CHUNK_LIMIT,
-    CHUNKS_LIMIT,
-    SMALLEST_CHUNK,
-    count_of,
-)
+from edge_sdk.protocol import messages as m
 
 MOST_IN_FLIGHT: Final = 8  # chunks
 FIRST_GAP: Final = 2.0  # s without a chunk before the receiver asks again; doubles
@@ -63,13 +57,13 @@ def indices(having: bytes, count: int) -> tuple[int, ...]:
 
 
 def _pack(mask: int, count: int) -> bytes:
-    return mask.to_bytes(count_of(count, 8), "little")
+    return mask.to_bytes(m.count_of(count, 8), "little")
 
 
 def mask_of(having: bytes, count: int) -> int:
     """Return a bitmap as a number, as ``indices`` reads it."""
     mask = int.from_bytes(having, "little")
-    if (having and len(having) != count_of(count, 8)) or mask >> count:
+    if (having and len(having) != m.count_of(count, 8)) or mask >> count:
         raise Refused(
             Reason.MALFORMED, f"bitmap of {len(having)} bytes does not fit {count} chunks"
         )
@@ -135,7 +129,7 @@ class Receiving:
         self.digest = digest
         self.size = size
         self.chunk = chunk
-        self.count = count_of(size, chunk)
+        self.count = m.count_of(size, chunk)
         self._rng = rng
         self._most, gap = pace or Pace()
         self._window = max(1, self._most)
@@ -266,7 +260,7 @@ def check_sizes(digest: bytes, size: int, chunk: int) -> None:
 
     >>> check_sizes(bytes(32), 20_000, 8_192)
     """
-    if len(digest) != 32 or size < 1 or not SMALLEST_CHUNK <= chunk <= CHUNK_LIMIT:
+    if len(digest) != 32 or size < 1 or not m.SMALLEST_CHUNK <= chunk <= m.CHUNK_LIMIT:
         raise Refused(Reason.MALFORMED, f"a transfer of {size} bytes in chunks of {chunk}")
-    if size > BODY_LIMIT or count_of(size, chunk) > CHUNKS_LIMIT:
-        raise Refused(Reason.TOO_LARGE, f"{size} bytes in {count_of(size, chunk)} chunks")
+    if size > m.BODY_LIMIT or m.count_of(size, chunk) > m.CHUNKS_LIMIT:
+        raise Refused(Reason.TOO_LARGE, f"{size} bytes in {m.count_of(size, chunk)} chunks")

@@ -1,7 +1,7 @@
 """Hold the work that waits on a device, and the digests of messages that it skips.
 
-Work changes with the events of the session; a message that triggered a defect of this program is
-skipped, also after a restart.
+Work changes with the events of the session. A message that triggered a defect of this program is
+skipped, also after a restart: a retained one arrives again at every connect.
 """
 
 from __future__ import annotations
@@ -181,11 +181,7 @@ def digest_of(*parts: object) -> bytes:
 
 
 class SetAside:
-    """The digests of skipped messages, kept in the store, with a count of defects.
-
-    A retained message arrives again at every connect: a device that stops because of one would stop at
-    every start.
-    """
+    """The digests of skipped messages, kept in the store, with a count of defects."""
 
     def __init__(self, store: DeviceStore, counts: Counter[str]) -> None:
         self._store, self._counts = store, counts

@@ -9,14 +9,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from edge_sdk.bundle import (
-    Bundle,
-    BundleError,
-    BundleRollbackError,
-    TrustedKeys,
-    opened,
-    read_files,
-)
+from edge_sdk.bundle import Bundle, BundleError, BundleRollbackError, TrustedKeys, files_of, opened
 from edge_sdk.protocol.contract.archive import MANIFEST, ArchiveError, unpack
 from edge_sdk.protocol.contract.manifest import Manifest, ManifestError
 
@@ -90,7 +83,7 @@ def _write(folder: Path, name: str, contents: Mapping[str, bytes]) -> None:
 
 
 def _is_whole(path: Path, contents: Mapping[str, bytes]) -> bool:
-    return path.is_dir() and read_files(path) == dict(contents)
+    return path.is_dir() and files_of(path) == dict(contents)
 
 
 def _sync(folder: Path) -> None:

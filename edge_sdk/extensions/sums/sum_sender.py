@@ -31,15 +31,10 @@ from edge_sdk.extensions.sums.sum_checks import CONTRACTS, POINT, saved_contract
 from edge_sdk.forecasting.forecast import Forecast
 from edge_sdk.forecasting.series import Series
 from edge_sdk.privacy.ledger import BudgetSpent, PrivacyCharge
+from edge_sdk.protocol import messages
 from edge_sdk.protocol.codec import decode, encode
 from edge_sdk.protocol.envelope import AGGREGATOR, digest, prove, ref
-from edge_sdk.protocol.messages import (
-    CHUNK_LIMIT,
-    ChunkMessage,
-    GrantMessage,
-    HaveMessage,
-    count_of,
-)
+from edge_sdk.protocol.messages import CHUNK_LIMIT, ChunkMessage, GrantMessage, HaveMessage
 from edge_sdk.protocol.outbox_state import OutboxEntry, PendingTransfer
 from edge_sdk.session.signed_link import VerifiedMessage
 from edge_sdk.training.extension import DeviceExtension, DeviceParts
@@ -277,7 +272,7 @@ class SumSender(DeviceExtension):
             if entry.id == request.id:
                 size = session.outbox.chunk
                 transfer, chosen = before.asked(
-                    request, count_of(len(entry.body), size), session.now
+                    request, messages.count_of(len(entry.body), size), session.now
                 )
                 self._offered[source] = entry, transfer
                 self._sent[source] = session.connection.linked_at, session.now
