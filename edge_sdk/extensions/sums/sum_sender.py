@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 RETRY: Final = 600.0
 """Seconds after which a message that was not receipted is sent again over the same link."""
 OFFER_AGAIN: Final = 60.0
-"""Seconds after which the offer of a long message that got no answer is repeated."""
+"""Seconds without a request for chunks after which a long message is offered again: an update may go first."""
 MINUTE: Final = 60_000
 """Milliseconds after which numbers that are of no part of a period are asked for again."""
 SERIAL: Final = "sum serial"
@@ -227,8 +227,7 @@ class SumSender(DeviceExtension):
         if waiting is None or waiting.of != one.ref or now > waiting.period + terms.due:
             return
         at_link, at = self._sent.get(terms.source, (-1.0, -RETRY))
-        found = self._offered.get(terms.source)
-        again = RETRY if found is None or found[1].sent else OFFER_AGAIN
+        again = OFFER_AGAIN if terms.source in self._offered else RETRY
         is_due = at_link != linked_at or session.now >= at + again
         if not is_due or self._is_receipted(terms.source, waiting):
             return
