@@ -122,6 +122,7 @@ def test_the_noise_agrees_with_a_root_found_by_scipy(epsilon, delta):
     assert sigma_for(epsilon, delta) == pytest.approx(root, rel=1e-7)
 
 
+@pytest.mark.slow
 def test_calibration_and_composition_agree_with_dp_accounting():
     dp = dp_accounting()
 
