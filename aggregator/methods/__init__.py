@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from aggregator.methods.asynchronous import FEDBUFF
+from aggregator.methods.averaging import Averaged, FedAdam, FedAvg, FedAvgM, FedProx, FedSgd, fedavg
 from aggregator.methods.base.round_machine import ABANDON, AGAIN, OPEN, Rounds
 from aggregator.methods.base.types import Clustered, Course, Credited, Linked, Method, Setup
-from aggregator.methods.fedavg import Averaged, FedAdam, FedAvg, FedAvgM, FedProx, FedSgd, fedavg
 from edge_sdk.app.extensions import ExtensionIndex, PluginRegistry, instance_of
 from edge_sdk.protocol.contract.method import METHODS_GROUP
 from edge_sdk.protocol.contract.plugin import server_half

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.rules.sorting_network import FEW, sort_few
+from edge_sdk.shared_math import fedavg
 
 Matrix = NDArray[np.float64]
 Values = NDArray[Any]  # float32 or float64
@@ -221,11 +222,8 @@ def _added(rows: Values, factors: Matrix | None) -> tuple[Values, bool]:
         twice, is_fit = _added(np.repeat(rows, 2, axis=1), factors)
         return twice[:1], is_fit
     with np.errstate(over="ignore", invalid="ignore"):
-        if factors is None:
-            some = np.asarray(np.add.reduce(rows, axis=0))
-        else:
-            some = np.asarray(np.einsum("i,ij->j", factors.astype(rows.dtype), rows))
-        return some, bool(np.isfinite(np.vdot(some, some)))
+        some = np.add.reduce(rows) if factors is None else fedavg.weighted_sum(rows, factors)
+        return np.asarray(some), bool(np.isfinite(np.vdot(some, some)))
 
 
 def squares(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated
 
 import numpy as np
@@ -23,21 +22,3 @@ Client = Annotated[str, Length(1, 64)]
 def uniform(n: int) -> Shares:
     """Return equal shares for ``n`` clients; no claim is used."""
     return np.full(n, 1.0 / n) if n else np.zeros(0)
-
-
-def by_samples(counts: Sequence[float], cap: float = 10.0) -> Shares:
-    """Return shares proportional to claimed sample counts, capped at ``cap`` times their median.
-
-    The client claims its count, so a claim is capped; one below 1 counts as 1.
-
-    >>> by_samples([1, 1, 2]).tolist()
-    [0.25, 0.25, 0.5]
-    >>> by_samples([1, 1, 1_000_000]).round(3).tolist()
-    [0.083, 0.083, 0.833]
-    """
-    if not len(counts):
-        return np.zeros(0)
-    claimed = np.maximum(np.asarray(counts, np.float64), 1.0)
-    capped = np.minimum(claimed, cap * np.median(claimed))
-    shares: Shares = capped / capped.sum()
-    return shares

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from edge_sdk.app.extensions import ExtensionIndex, PluginRegistry
-from edge_sdk.methods.fedavg import fedavg, fedsgd
-from edge_sdk.methods.local_sgd import LocalSgd
+from edge_sdk.methods.local_sgd import LocalSgd, fedavg, fedsgd
 from edge_sdk.methods.training_context import TrainingContext
 from edge_sdk.protocol.contract.method import METHODS_GROUP, Half
 from edge_sdk.protocol.contract.plugin import device_half

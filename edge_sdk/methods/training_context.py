@@ -137,11 +137,7 @@ class TrainingContext:
 
 
 class _Key:
-    """A seed that is the generator's key itself.
-
-    ``Philox(key=...)`` draws a seed from the operating system before it takes the key, which is
-    three quarters of its time; a seed sequence that has the key's words gives the same generator.
-    """
+    """A seed that is the key itself: ``Philox(key=...)`` would first draw one, most of its time."""
 
     def __init__(self, words: NDArray[np.uint64]) -> None:
         self._words = words

@@ -178,11 +178,6 @@ def run_filters(fleet: str, audience: str) -> tuple[str, ...]:
     return common(fleet, "bundle", audience), common(fleet, "model", audience)
 
 
-def peers_filter(fleet: str, device: str) -> str:
-    """Return the filter that a device adds while it exchanges models with neighbours."""
-    return f"{ROOT}/{fleet}/+/peer/{device}"
-
-
 def parts_filter(fleet: str, audience: str = ALL) -> str:
     """Return the filter that a device adds while it fetches the common model, and only then."""
     return f"{ROOT}/{fleet}/{audience}/part/#"

@@ -11,7 +11,7 @@ from edge_sdk.bundle import BundleRollbackError
 from edge_sdk.config import Config
 from edge_sdk.errors import EdgeError, Reason, Refused
 from edge_sdk.forecasting.series import Series
-from edge_sdk.methods.fedavg import LocalState
+from edge_sdk.methods.local_sgd import LocalState
 from edge_sdk.protocol import messages as m
 from edge_sdk.protocol.contract.manifest import Manifest
 from edge_sdk.protocol.contract.method import CONTRACTS, Ask, Contract, answered

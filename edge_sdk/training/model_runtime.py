@@ -25,8 +25,7 @@ from edge_sdk.forecasting.forecast import (
 from edge_sdk.forecasting.incoming_readings import AnnouncedValues, columns_of
 from edge_sdk.forecasting.series import Reading, ReadingOutcome, Series, SeriesRow
 from edge_sdk.forecasting.windows import ChannelFrame, Drawable, Scale, Span
-from edge_sdk.methods.fedavg import LocalState, fedavg
-from edge_sdk.methods.local_sgd import LocalSgd
+from edge_sdk.methods.local_sgd import LocalSgd, LocalState, fedavg
 from edge_sdk.methods.training_context import Graph, TrainingContext, keyed
 from edge_sdk.privacy.mechanism import Mechanism
 from edge_sdk.protocol.contract.manifest import AIDED_FORECAST, Manifest

@@ -38,7 +38,7 @@ PLANTED = (
     ("firmware_sim/fleet/in_process.py", "import aggregator.store"),
     ("firmware_sim/commands/fleet.py", "import aggregator.config"),
     ("aggregator/rules/rows.py", "import aggregator.store"),
-    ("aggregator/methods/fedavg.py", "import sqlite3"),
+    ("aggregator/methods/averaging.py", "import sqlite3"),
     ("aggregator/daemon.py", "import edge_sdk.client"),
     ("edge_sdk/protocol/codec.py", "import edge_sdk.store.store"),
     ("edge_sdk/client.py", "import firmware_sim.attacks"),
@@ -51,7 +51,7 @@ PLANTED = (
     ("edge_sdk/extensions/analytic/features.py", "import onnxruntime"),
     ("edge_sdk/errors.py", "import edge_sdk.extensions.analytic"),
     ("aggregator/bundles.py", "import aggregator.extensions.papers"),
-    ("aggregator/methods/asynchronous.py", "import aggregator.methods.fedavg"),
+    ("aggregator/methods/asynchronous.py", "import aggregator.methods.averaging"),
     ("aggregator/store/runs.py", "import aggregator.store.devices"),
     ("firmware_sim/results.py", "import firmware_sim.fleet"),
     # a new package of edge_sdk is closed to the aggregator until a contract opens it

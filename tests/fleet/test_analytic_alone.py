@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from edge_sdk.methods.fedavg import LocalState
+from edge_sdk.methods.local_sgd import LocalState
 from tests.fleet.conftest import history
 from tests.fleet.test_analytic import VERSIONS, closed_form, finish
 

@@ -13,7 +13,7 @@ import pytest
 from aggregator.extensions.audit.recompute import recompute
 from aggregator.extensions.papers.graph import Diffusion
 from aggregator.extensions.papers.split.split_arrays import drawn
-from aggregator.methods.base.server_optim import corrected_adam
+from aggregator.extensions.papers.split.split_types import corrected_adam
 from edge_sdk import Config, Reading
 from edge_sdk.shared_math.optim import adam, optimiser_step
 from firmware_sim.attacks.attack_plan import HONEST, AttackPlan, AttackRoles

@@ -7,8 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from edge_sdk.methods.fedavg import fedavg
-from edge_sdk.methods.local_sgd import LocalSgd
+from edge_sdk.methods.local_sgd import LocalSgd, fedavg
 from edge_sdk.methods.training_context import Batch, TrainingContext, keyed
 from edge_sdk.protocol.contract.method import Task
 from edge_sdk.protocol.contract.parameter_layout import ParamSpec

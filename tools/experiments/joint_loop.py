@@ -19,8 +19,7 @@ from aggregator.methods import OPEN, Rounds, Setup
 from aggregator.rules import bind
 from edge_sdk.forecasting.windows import Drawable
 from edge_sdk.methods import METHODS as DEVICE
-from edge_sdk.methods.fedavg import LocalState
-from edge_sdk.methods.local_sgd import LocalSgd
+from edge_sdk.methods.local_sgd import LocalSgd, LocalState
 from edge_sdk.methods.training_context import Batch, Graph, TrainingContext, Windows
 from edge_sdk.protocol.contract.method import ALL, Closed, Effects, Half, Task, Update
 from edge_sdk.protocol.contract.parameter_layout import ParamSpec, Vector

@@ -17,10 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.rules import Rows, Rule, RuleVerdict
-from aggregator.rules.parameters import by_samples, uniform
+from aggregator.rules.parameters import uniform
 from edge_sdk.protocol.codec import DownlinkEncoding
 from edge_sdk.protocol.contract import method
 from edge_sdk.protocol.contract.parameter_layout import Vector
+from edge_sdk.shared_math.fedavg import by_samples
 from edge_sdk.shared_math.optim import IDENTITY, Transform
 
 ASK = "train"
@@ -243,7 +244,7 @@ def mean_loss(losses: Mapping[str, float]) -> dict[str, float]:
 
 
 Shares = NDArray[np.float64]
-Averaged = Any  # state of the family: ``aggregator.methods.fedavg.Averaged``, or a subclass
+Averaged = Any  # state of the family: ``aggregator.methods.averaging.Averaged``, or a subclass
 
 
 class Scheme(Protocol):

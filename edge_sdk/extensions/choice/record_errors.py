@@ -8,7 +8,7 @@ from typing import Any, Final
 from edge_sdk.extensions.choice.candidates import CandidateModels
 from edge_sdk.extensions.choice.combination import LEAST, HeldBackErrors
 from edge_sdk.forecasting.calendar_features import DAY
-from edge_sdk.methods.fedavg import LocalState
+from edge_sdk.methods.local_sgd import LocalState
 from edge_sdk.training.model_runtime import ModelRuntime
 
 MOST: Final = 28

@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_sdk.extensions.papers.contracts import WEEK_PARTS
-from edge_sdk.methods.fedavg import LocalState, fedavg
-from edge_sdk.methods.local_sgd import TRAIN, LocalSgd
+from edge_sdk.methods.local_sgd import TRAIN, LocalSgd, LocalState, fedavg
 from edge_sdk.methods.training_context import Batch, TrainingContext
 from edge_sdk.protocol.contract.method import Effects, Event, Half, Task, Update
 

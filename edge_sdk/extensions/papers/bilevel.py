@@ -22,10 +22,11 @@ from edge_sdk.extensions.papers.conjugate_gradient import (
     largest_eigenvalue,
     neumann_series,
 )
-from edge_sdk.methods.local_sgd import TRAIN, LocalSgd, TrainingResult, answer, train
+from edge_sdk.methods.local_sgd import TRAIN, LocalSgd, answer, train
 from edge_sdk.methods.training_context import Batch, TrainingContext
 from edge_sdk.protocol.contract.method import END, Array, Effects, Event, Half, Scalars, Task
 from edge_sdk.protocol.contract.parameter_layout import ParamSpec, Vector
+from edge_sdk.shared_math.fedavg import TrainingResult
 from edge_sdk.shared_math.optim import chain, stateless
 
 SOLVE = "solve"

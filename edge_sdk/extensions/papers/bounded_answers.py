@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from edge_sdk.methods.fedavg import LocalState, fedavg
-from edge_sdk.methods.local_sgd import TRAIN, LocalSgd
+import numpy as np
+
+from edge_sdk.methods.local_sgd import TRAIN, LocalSgd, LocalState, fedavg
 from edge_sdk.methods.training_context import TrainingContext
 from edge_sdk.protocol.contract.method import Effects, Event, Half, Task, Update
 from edge_sdk.protocol.contract.parameter_layout import Vector
-from edge_sdk.shared_math.optim import norm_clipped
 
 
 def bounded_weights(local: TrainingContext, settings: LocalSgd) -> Half[LocalState]:
@@ -29,6 +29,23 @@ def bounded_difference(local: TrainingContext, settings: LocalSgd) -> Half[Local
     return answering(
         local, settings, lambda _, difference, task: norm_clipped(difference, _bound(task)), "bound"
     )
+
+
+def norm_clipped(vector: Vector, limit: float) -> Vector:
+    """Return the vector, scaled to the Euclidean norm ``limit`` where it is longer.
+
+    Computed in float64, so that the length is right in every dtype.
+
+    >>> norm_clipped(np.array([3.0, 4.0], np.float32), 2.0).tolist()
+    [1.2000000476837158, 1.600000023841858]
+    >>> norm_clipped(np.array([3.0, 4.0], np.float32), 5.0).tolist()
+    [3.0, 4.0]
+    """
+    wide = vector.astype(np.float64)
+    length = float(np.sqrt(np.sum(wide**2)))
+    if length <= limit:
+        return vector
+    return (wide * (limit / length)).astype(vector.dtype)
 
 
 def _bound(task: Task) -> float:

@@ -219,7 +219,7 @@ _BILEVEL: Contract = {
 
 
 def _plugin(contract: Contract, server: str, device: str = "") -> MethodPlugin:
-    half = f"edge_sdk.extensions.papers.{device}" if device else "edge_sdk.methods.fedavg:fedavg"
+    half = f"edge_sdk.extensions.papers.{device}" if device else "edge_sdk.methods.local_sgd:fedavg"
     return MethodPlugin(contract, half, f"aggregator.extensions.papers.{server}")
 
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from edge_sdk.extensions.papers.bounded_answers import whole_weights
-from edge_sdk.methods.fedavg import LocalState
-from edge_sdk.methods.local_sgd import LocalSgd
+from edge_sdk.methods.local_sgd import LocalSgd, LocalState
 from edge_sdk.methods.training_context import TrainingContext
 from edge_sdk.protocol.contract.method import END, Array, Effects, Event, Half, Task
 from edge_sdk.protocol.contract.parameter_layout import Vector

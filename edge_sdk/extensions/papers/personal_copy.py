@@ -12,8 +12,15 @@ from dataclasses import replace
 import numpy as np
 
 from edge_sdk.app.lean_dataclass import dataclass
-from edge_sdk.methods.fedavg import LocalState, fedavg, received_model
-from edge_sdk.methods.local_sgd import LocalSgd, answer, loss_gradient, train
+from edge_sdk.methods.local_sgd import (
+    LocalSgd,
+    LocalState,
+    answer,
+    fedavg,
+    loss_gradient,
+    received_model,
+    train,
+)
 from edge_sdk.methods.training_context import TrainingContext
 from edge_sdk.protocol.contract.method import END, Array, Effects, Event, Half, Task
 from edge_sdk.protocol.contract.parameter_layout import ParamSpec, Vector

@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from edge_sdk.extensions.papers.chosen_model import FLEET, LAST, OWN, ChosenModel, fleet_choice
-from edge_sdk.methods.local_sgd import TRAIN, LocalSgd, TrainingResult, answer, train
+from edge_sdk.methods.local_sgd import TRAIN, LocalSgd, answer, train
 from edge_sdk.methods.training_context import TrainingContext
 from edge_sdk.protocol.contract.method import END, Array, Effects, Event, Half, Scalars, Task
 from edge_sdk.protocol.contract.parameter_layout import Vector
+from edge_sdk.shared_math.fedavg import TrainingResult
 from edge_sdk.shared_math.optim import add_proximal, chain
 
 

@@ -8,8 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from edge_sdk.app.lean_dataclass import dataclass
-from edge_sdk.methods.fedavg import LocalState, fedavg
-from edge_sdk.methods.local_sgd import LocalSgd
+from edge_sdk.methods.local_sgd import LocalSgd, LocalState, fedavg
 from edge_sdk.methods.training_context import TrainingContext
 from edge_sdk.protocol.contract.method import END, Array, Effects, Event, Half, Task, Update
 from edge_sdk.protocol.contract.parameter_layout import Vector

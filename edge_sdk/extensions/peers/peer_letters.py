@@ -50,7 +50,7 @@ class PeerLetters:
         self._keys, self._is_encrypted = peers, bool(keys) or self._parts.bodies.is_required
         if self._is_encrypted:
             self._encryption.accept_peers(keys)
-        filters = (topics.peers_filter(self._fleet, self._me),) if peers else ()
+        filters = (f"{topics.ROOT}/{self._fleet}/+/peer/{self._me}",) if peers else ()
         self._parts.link.read_topics("peer", filters, self._read)
 
     def send(self, peer: str, message: ProtocolMessage) -> None:

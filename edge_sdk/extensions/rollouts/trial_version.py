@@ -19,7 +19,7 @@ from edge_sdk.forecasting.calendar_features import Floats, Ints
 from edge_sdk.forecasting.forecast import Forecast, rolling
 from edge_sdk.forecasting.windows import ChannelFrame, new_windows, row_numbers, target_days
 from edge_sdk.methods import METHODS
-from edge_sdk.methods.fedavg import LocalState
+from edge_sdk.methods.local_sgd import LocalState
 from edge_sdk.protocol.contract.manifest import Manifest
 from edge_sdk.protocol.contract.parameter_layout import Vector
 from edge_sdk.runtime import GraphError

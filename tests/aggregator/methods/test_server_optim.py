@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
-from aggregator.methods.base.server_optim import adam, corrected_adam, momentum, sgd
+from aggregator.extensions.papers.split.split_types import corrected_adam
+from aggregator.methods.averaging import adam, momentum
+from edge_sdk.shared_math.fedavg import server_sgd as sgd
 from edge_sdk.shared_math.optim import adam as device_adam
 from edge_sdk.shared_math.optim import optimiser_step
 

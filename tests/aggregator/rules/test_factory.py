@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from aggregator.methods import METHODS, OPEN, Setup
+from aggregator.methods.averaging import Averaged
 from aggregator.methods.base.round_machine import Rounds
-from aggregator.methods.fedavg import Averaged
 from aggregator.rules import BEFORE, RULES, Rows, TooFewRows, UnknownRuleError, bind
 from aggregator.rules.parameters import uniform
 from aggregator.store import state_codec

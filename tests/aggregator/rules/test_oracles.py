@@ -6,8 +6,9 @@ import pytest
 from aggregator.extensions.rules.geometric_median import water_level
 from aggregator.rules import RULES, Rows, bind
 from aggregator.rules.krum import bulyan_selection, krum_scores
-from aggregator.rules.parameters import by_samples, uniform
+from aggregator.rules.parameters import uniform
 from aggregator.rules.preaggregation import grouped
+from edge_sdk.shared_math.fedavg import by_samples
 
 EXACT = {"rel": 1e-8, "abs": 1e-8}
 SEVEN = np.array([[1, 0], [0, 1], [1, 1], [2, 1], [1, 2], [0, 0], [10, -10.0]])

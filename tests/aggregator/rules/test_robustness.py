@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aggregator.rules import Rows, bind
-from aggregator.rules.parameters import by_samples, uniform
+from aggregator.rules.parameters import uniform
+from edge_sdk.shared_math.fedavg import by_samples
 
 N, F, WIDTH = 11, 2, 20
 LIARS = F / (N - 2 * F)

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from aggregator.rules import BEFORE, RULES, Rows, TooFewRows, bind
-from aggregator.rules.parameters import by_samples, uniform
+from aggregator.rules.parameters import uniform
+from edge_sdk.shared_math.fedavg import by_samples
 
 PARAMETERS = {name: {} for name in RULES} | {
     "trimmed_mean": {"f": 1},

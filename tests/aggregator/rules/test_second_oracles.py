@@ -9,8 +9,9 @@ import pytest
 
 from aggregator.extensions.rules.fltrust import two_clusters
 from aggregator.rules import bind
-from aggregator.rules.parameters import by_samples, uniform
+from aggregator.rules.parameters import uniform
 from aggregator.rules.preaggregation import grouped, nnm, norm_clipping
+from edge_sdk.shared_math.fedavg import by_samples
 
 SIZES = [(7, 3), (11, 40), (30, 500)]
 

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 import edge_sdk
-from edge_sdk.methods.fedavg import fedavg
-from edge_sdk.methods.local_sgd import LocalSgd
+from edge_sdk.methods.local_sgd import LocalSgd, fedavg
 from edge_sdk.methods.training_context import Batch, TrainingContext, keyed
 from edge_sdk.protocol.contract.manifest import Manifest
 from edge_sdk.protocol.contract.method import Task

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from edge_sdk.methods import METHODS
-from edge_sdk.methods.fedavg import LocalState, fedavg, fedsgd
-from edge_sdk.methods.local_sgd import LocalSgd
+from edge_sdk.methods.local_sgd import LocalSgd, LocalState, fedavg, fedsgd
 from edge_sdk.methods.training_context import Batch, TrainingContext, keyed
 from edge_sdk.protocol.contract.manifest import Training
 from edge_sdk.protocol.contract.method import CONTRACTS, Member, Task, Update

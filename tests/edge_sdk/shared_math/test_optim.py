@@ -10,18 +10,16 @@ import pytest
 from edge_sdk.protocol.contract.parameter_layout import ParamSpec
 from edge_sdk.shared_math.optim import (
     IDENTITY,
+    Transform,
     adam,
     add_proximal,
     chain,
-    clip_by_global_norm,
-    norm_clipped,
     optimiser_step,
     resumed,
     saved,
     scale,
     sgd,
     stateless,
-    trace,
 )
 
 
@@ -105,25 +103,25 @@ def test_a_long_run_on_random_gradients_agrees_with_torch(name, steps):
 def test_a_chain_equals_its_transforms_one_after_the_other():
     rng, p = np.random.default_rng(7), np.zeros(4, np.float32)
     inner = adam(0.1)
-    chained = chain(clip_by_global_norm(1.0), inner)
+    chained = chain(scale(0.5), inner)
     state, alone, q = chained.init(p), inner.init(p), p
     for _ in range(5):
         g = rng.normal(size=4).astype(np.float32)
         p, state = optimiser_step(chained, p, g, state)
-        q, alone = optimiser_step(inner, q, norm_clipped(g, 1.0), alone)
+        q, alone = optimiser_step(inner, q, 0.5 * g, alone)
     assert p.tobytes() == q.tobytes()
     assert state.keys() == alone.keys() == {"taken", "first", "second"}
 
 
 def test_a_chain_of_two_memories_keeps_both():
-    both = chain(trace(0.5), sgd(1.0, momentum=0.5))
+    def counted(g, state, _p):
+        return g, {"m": state["m"] + g}
+
+    both = chain(Transform(lambda p: {"m": np.zeros_like(p)}, counted), sgd(1.0, momentum=0.5))
     state = both.init(np.zeros(1))
     for _ in range(2):
         _, state = both.update(np.ones(1), state, np.zeros(1))
-    assert (state["m"].item(), state["first"].item()) == (
-        1.5,
-        2.0,
-    )  # after 1 and 1; after 1 and 1.5
+    assert (state["m"].item(), state["first"].item()) == (2.0, 1.5)
     with pytest.raises(ValueError, match="named first, second, taken; expected different names"):
         chain(sgd(1.0), adam(1.0)).init(np.zeros(1))
 
@@ -142,15 +140,6 @@ def test_the_transform_after_a_step_receives_the_weights_after_and_before():
 def test_a_step_keeps_the_dtype_of_the_parameters():
     p, _ = optimiser_step(scale(-1.0), np.ones(1, np.float32), np.ones(1, np.float64), {})
     assert p.dtype == np.float32
-
-
-@pytest.mark.parametrize("size", [1, 2, 100])
-def test_a_clipped_gradient_keeps_its_direction_and_reaches_its_limit(size):
-    g = np.random.default_rng(size).normal(size=size).astype(np.float32) * 1e20
-    short = norm_clipped(g, 2.0)  # a norm of 1e20 squared is too large for float32
-    assert np.linalg.norm(short.astype(np.float64)) == pytest.approx(2.0, rel=1e-6)
-    assert np.dot(short / 2.0, g / np.linalg.norm(g.astype(np.float64))) == pytest.approx(1.0)
-    assert norm_clipped(short, 3.0) is short
 
 
 def test_a_proximal_term_without_weight_is_nothing_and_leaves_personal_layers_alone():

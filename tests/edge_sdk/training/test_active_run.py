@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edge_sdk.methods.fedavg import LocalState
+from edge_sdk.methods.local_sgd import LocalState
 from edge_sdk.protocol import codec
 from edge_sdk.protocol import messages as m
 from edge_sdk.session.agenda import FoundBundle

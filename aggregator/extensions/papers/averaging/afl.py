@@ -9,12 +9,12 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from aggregator.methods.averaging import Averaged, averaging
 from aggregator.methods.base.round_machine import Averaging, Claims, Rounds
-from aggregator.methods.base.server_optim import sgd
 from aggregator.methods.base.types import Method, Rate, Setup, Steps, has_no_use, task
-from aggregator.methods.fedavg import Averaged, averaging
 from edge_sdk.app.schema import Between
 from edge_sdk.protocol.contract.method import Half
+from edge_sdk.shared_math.fedavg import server_sgd
 
 Vector64 = NDArray[np.float64]
 Weights = Mapping[str, float]
@@ -44,7 +44,7 @@ class AFL:
 
     def bound(self, rounds: Rounds) -> Averaging:
         values = task(self.steps, self.rate)
-        return Averaging(sgd(self.server_rate), rounds, values, Agnostic(rounds, self))
+        return Averaging(server_sgd(self.server_rate), rounds, values, Agnostic(rounds, self))
 
 
 def afl(setup: Setup) -> Half[Averaged]:

@@ -17,13 +17,13 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from aggregator.methods.averaging import Averaged, averaging
 from aggregator.methods.base.round_machine import Averaging, Claims, Rounds
-from aggregator.methods.base.server_optim import sgd
 from aggregator.methods.base.types import Count, Length, Method, Rate, Setup, Steps, task
-from aggregator.methods.fedavg import Averaged, averaging
 from edge_sdk.app.schema import Between, SchemaError
 from edge_sdk.extensions.papers.paper_noise import nbafl_downlink
 from edge_sdk.protocol.contract.method import Half
+from edge_sdk.shared_math.fedavg import server_sgd
 from edge_sdk.shared_math.optim import IDENTITY, State, Transform
 
 Vector64 = NDArray[np.float64]
@@ -53,7 +53,7 @@ class NbAFL:
 
     def bound(self, rounds: Rounds) -> Averaging:
         values = task(self.steps, self.rate, bound=self.weights_clip_norm)
-        return Averaging(sgd(1.0), rounds, values, weights=True)
+        return Averaging(server_sgd(1.0), rounds, values, weights=True)
 
     def sigma(self, rounds: Rounds) -> float:
         """Return the noise that is added to every published model."""
@@ -91,7 +91,7 @@ class UDP:
     def bound(self, rounds: Rounds) -> Averaging:
         values = task(self.steps, self.rate, bound=self.update_clip_norm)
         scheme = Discounted(rounds, self.discount_factor) if self.crd else None
-        return Averaging(sgd(self.server_rate), rounds, values, scheme)
+        return Averaging(server_sgd(self.server_rate), rounds, values, scheme)
 
 
 def nbafl(setup: Setup, entropy: Entropy = os.urandom) -> Half[Averaged]:

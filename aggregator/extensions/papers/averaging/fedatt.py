@@ -20,8 +20,8 @@ from aggregator.extensions.papers.averaging.attention_weights import (
     shared_slices,
     towards,
 )
+from aggregator.methods.averaging import Averaged, FedAvg, averaging
 from aggregator.methods.base.types import Method, Setup, has_no_use
-from aggregator.methods.fedavg import Averaged, FedAvg, averaging
 from aggregator.rules import NOTHING, Memory, Rows, Rule, RuleVerdict, TooFewRows
 from edge_sdk.app.schema import Matches, SchemaError
 from edge_sdk.protocol.contract.method import Half

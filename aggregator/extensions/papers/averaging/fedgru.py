@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from aggregator.methods.averaging import Averaged, FedAvg, averaging
 from aggregator.methods.base.types import Method, Setup
-from aggregator.methods.fedavg import Averaged, FedAvg, averaging
 from edge_sdk.app.schema import SchemaError
 from edge_sdk.protocol.contract.method import Half
 from edge_sdk.protocol.contract.parameter_layout import Layer

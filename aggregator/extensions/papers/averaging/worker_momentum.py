@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from aggregator.methods.averaging import fedavg
 from aggregator.methods.base.round_machine import Averaging, Rounds
-from aggregator.methods.base.server_optim import sgd
 from aggregator.methods.base.types import Method, Rate, Share, Steps, task
-from aggregator.methods.fedavg import fedavg
+from edge_sdk.shared_math.fedavg import server_sgd
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class WorkerMomentum:
 
     def bound(self, rounds: Rounds) -> Averaging:
         values = task(self.steps, self.rate) | {"beta": self.beta}
-        return Averaging(sgd(self.server_rate), rounds, values)
+        return Averaging(server_sgd(self.server_rate), rounds, values)
 
 
 METHOD = Method(WorkerMomentum, fedavg, is_stepped=True)

@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 
 from aggregator.extensions.papers.averaging.fedatt import clustered, labelled, slices_of
 from aggregator.extensions.papers.clustered.kmeans import draws, nearest, plus_plus
+from aggregator.methods.averaging import Averaged, averaging
 from aggregator.methods.base.round_machine import Averaging, Claims, Rounds
-from aggregator.methods.base.server_optim import sgd
 from aggregator.methods.base.types import Method, Rate, Setup, Share, Steps, has_no_use, task
-from aggregator.methods.fedavg import Averaged, averaging
 from aggregator.rules import NOTHING, Memory, Rows, Rule, RuleVerdict, TooFewRows
 from edge_sdk.app.schema import Between, Length, SchemaError
 from edge_sdk.extensions.papers.contracts import WEEK_PARTS
 from edge_sdk.protocol.contract.method import Half, Update
+from edge_sdk.shared_math.fedavg import server_sgd
 
 Members = Annotated[tuple[str, ...], Length(1, 1_000_000)]
 Clusters = Annotated[int, Between(1, 256)]
@@ -142,7 +142,7 @@ def fedda(setup: Setup) -> Half[Averaged]:
 
     rounds: Rounds = setup.rounds
     family = Averaging(
-        sgd(1.0),
+        server_sgd(1.0),
         rounds,
         scheme=ClusteredRounds(rounds, settings, setup.seed),
         values_at=settings.values,

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+from aggregator.methods.averaging import fedavg
 from aggregator.methods.base.round_machine import Averaging, Rounds
-from aggregator.methods.base.server_optim import sgd
 from aggregator.methods.base.types import Method, Prox, Rate, Setup, Share, Steps, task
-from aggregator.methods.fedavg import fedavg
 from edge_sdk.app.schema import Between, SchemaError
 from edge_sdk.protocol.contract.method import Half
+from edge_sdk.shared_math.fedavg import server_sgd
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Ditto:
 
     def bound(self, rounds: Rounds) -> Averaging:
         values = {"own_steps": float(self.own_steps), "pull": self.pull}
-        return Averaging(sgd(self.server_rate), rounds, task(self.steps, self.rate) | values)
+        return Averaging(server_sgd(self.server_rate), rounds, task(self.steps, self.rate) | values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Apfl:
 
     def bound(self, rounds: Rounds) -> Averaging:
         values = {"share": self.share, "share_rate": self.share_rate}
-        return Averaging(sgd(self.server_rate), rounds, task(self.steps, self.rate) | values)
+        return Averaging(server_sgd(self.server_rate), rounds, task(self.steps, self.rate) | values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class FedRep:
 
     def bound(self, rounds: Rounds) -> Averaging:
         values = {"head_steps": float(self.head_steps)}
-        return Averaging(sgd(self.server_rate), rounds, task(self.steps, self.rate) | values)
+        return Averaging(server_sgd(self.server_rate), rounds, task(self.steps, self.rate) | values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class FedBabu:
 
     def bound(self, rounds: Rounds) -> Averaging:
         values = {"tune_steps": float(self.tune_steps)}
-        return Averaging(sgd(self.server_rate), rounds, task(self.steps, self.rate) | values)
+        return Averaging(server_sgd(self.server_rate), rounds, task(self.steps, self.rate) | values)
 
 
 def fedrep(setup: Setup) -> Half[Any]:

@@ -38,8 +38,8 @@ from aggregator.extensions.papers.split.split_types import (
     RoundView,
     SplitBinding,
     SplitRoundState,
+    corrected_adam,
 )
-from aggregator.methods.base.server_optim import corrected_adam
 from edge_sdk.protocol.contract.method import (
     Array,
     Due,

@@ -16,7 +16,7 @@ from aggregator.extensions.papers.graph.model import GraphModel
 from aggregator.extensions.papers.split.activation_clipping import MEDIANS
 from edge_sdk.app.schema import Between
 from edge_sdk.protocol.contract.method import Array, Signal
-from edge_sdk.shared_math.optim import State
+from edge_sdk.shared_math.optim import State, Transform
 
 Ids = NDArray[np.int32]
 
@@ -198,3 +198,33 @@ class SplitRoundState:
     record: tuple[str, ...] = ()  # participants: a line where they differ from the turn before
     # forecasts on demand; continues from round to round
     serving: ForecastRequests = field(default_factory=ForecastRequests)
+
+
+def corrected_adam(
+    rate: float, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8
+) -> Transform:
+    """Return Adam with bias correction, for parameters that only the server has.
+
+    It equals ``edge_sdk.shared_math.optim.adam`` but for the order of the operations, on which the
+    last bits depend: journals that were written with it must replay exactly.
+
+    >>> from edge_sdk.shared_math.optim import optimiser_step
+    >>> opt = corrected_adam(0.1)
+    >>> p, state = optimiser_step(opt, np.zeros(1), np.array([-3.0]), opt.init(np.zeros(1)))
+    >>> round(float(p[0]), 9), int(state["taken"])
+    (0.1, 1)
+    """
+
+    def init(p: Array) -> State:
+        return {"taken": np.array(0), "first": np.zeros_like(p), "second": np.zeros_like(p)}
+
+    def update(g: Array, state: State, p: Array) -> tuple[Array, State]:
+        taken, kind = int(state["taken"]) + 1, p.dtype
+        first = beta1 * state["first"] + (1.0 - beta1) * g
+        second = beta2 * state["second"] + (1.0 - beta2) * g * g
+        root = np.sqrt(second / (1.0 - beta2**taken)) + eps
+        moved = -rate / (1.0 - beta1**taken) * first / root
+        kept = {"first": first.astype(kind), "second": second.astype(kind)}
+        return moved, {"taken": np.array(taken), **kept}
+
+    return Transform(init, update)

@@ -6,8 +6,7 @@ import math
 
 import numpy as np
 
-from edge_sdk.methods.fedavg import LocalState
-from edge_sdk.methods.local_sgd import LocalSgd, answer, train
+from edge_sdk.methods.local_sgd import LocalSgd, LocalState, answer, train
 from edge_sdk.methods.training_context import TrainingContext
 from edge_sdk.protocol.contract.method import END, Effects, Event, Half, Task
 from edge_sdk.shared_math.optim import sgd

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from aggregator.extensions.rules.geometric_median import water_level, weiszfeld
 from aggregator.rules import Rows, bind
-from aggregator.rules.parameters import by_samples, uniform
+from aggregator.rules.parameters import uniform
+from edge_sdk.shared_math.fedavg import by_samples
 
 FEW = settings(max_examples=40)
 seeds = st.integers(0, 2**32)

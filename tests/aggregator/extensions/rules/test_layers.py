@@ -6,8 +6,8 @@ import pytest
 from aggregator.config import AggregatorConfig
 from aggregator.config import bind as bind_run
 from aggregator.extensions.rules.layers import LayerRule, by_layer
+from aggregator.methods.averaging import FedAvg, fedavg
 from aggregator.methods.base.types import Setup
-from aggregator.methods.fedavg import FedAvg, fedavg
 from aggregator.rules import BEFORE, RULES, Rows, TooFewRows, bind
 from aggregator.rules.parameters import uniform
 from aggregator.store.row_file import SpooledRows

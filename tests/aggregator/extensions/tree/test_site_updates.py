@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from aggregator.extensions.tree.parent_binding import following_parent
 from aggregator.extensions.tree.parent_session import ParentRecord, site_update
+from aggregator.methods.averaging import FedAvg, fedavg
 from aggregator.methods.base.round_machine import OPEN, Rounds
 from aggregator.methods.base.types import Setup
-from aggregator.methods.fedavg import FedAvg, fedavg
 from aggregator.rules import bind
 from aggregator.store import state_codec
 from aggregator.store.journal import pack_event, unpack_event

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from aggregator.methods import OPEN, Rounds
+from aggregator.methods.averaging import adam, averaging
 from aggregator.methods.base.round_machine import Averaging
-from aggregator.methods.base.server_optim import adam, sgd
 from aggregator.methods.base.wrappers import STEP, adopted
-from aggregator.methods.fedavg import averaging
 from aggregator.rules import bind
 from aggregator.store.state_codec import digest, flatten, layout, rebuild
 from edge_sdk.protocol.codec import pack_leaves, unpack_leaves
 from edge_sdk.protocol.contract.method import ParentModel, Task, Update
 from edge_sdk.protocol.model_step import stepped
+from edge_sdk.shared_math.fedavg import server_sgd as sgd
 
 pytestmark = pytest.mark.extension  # the encoding of steps
 

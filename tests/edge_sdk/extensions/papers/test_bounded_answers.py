@@ -9,14 +9,14 @@ from hypothesis.extra.numpy import arrays
 from edge_sdk.extensions.papers.bounded_answers import (
     bounded_difference,
     bounded_weights,
+    norm_clipped,
     whole_weights,
 )
-from edge_sdk.methods.fedavg import fedavg
-from edge_sdk.methods.local_sgd import LocalSgd
+from edge_sdk.methods.local_sgd import LocalSgd, fedavg
 from edge_sdk.methods.training_context import Batch
 from edge_sdk.protocol.contract.method import END, Member, Task
 from edge_sdk.protocol.contract.parameter_layout import ParamSpec
-from edge_sdk.shared_math.optim import norm_clipped, sgd
+from edge_sdk.shared_math.optim import sgd
 
 PLAIN = LocalSgd(optimiser=sgd)
 VECTORS = arrays(np.float32, st.integers(1, 20), elements=st.floats(-1e6, 1e6, width=32))
@@ -110,3 +110,12 @@ def test_no_vector_is_longer_than_its_bound_and_none_turns(vector, bound):
         assert short is vector
     else:
         np.testing.assert_allclose(short, vector * (bound / length), rtol=1e-6, atol=1e-30)
+
+
+@pytest.mark.parametrize("size", [1, 2, 100])
+def test_a_clipped_gradient_keeps_its_direction_and_reaches_its_limit(size):
+    g = np.random.default_rng(size).normal(size=size).astype(np.float32) * 1e20
+    short = norm_clipped(g, 2.0)  # a norm of 1e20 squared is too large for float32
+    assert np.linalg.norm(short.astype(np.float64)) == pytest.approx(2.0, rel=1e-6)
+    assert np.dot(short / 2.0, g / np.linalg.norm(g.astype(np.float64))) == pytest.approx(1.0)
+    assert norm_clipped(short, 3.0) is short

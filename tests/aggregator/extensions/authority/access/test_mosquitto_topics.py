@@ -71,7 +71,7 @@ def test_a_name_with_a_slash_writes_nothing_that_anybody_reads(text, name):
         *aggregator_filters("north"),
         *topics.device_filters("north", "m2"),
         topics.parts_filter("north"),
-        topics.peers_filter("north", "m2"),
+        f"{topics.ROOT}/north/+/peer/m2",
     ]
     for rest in (*(f"up/{kind}" for kind in UPLINK), "status", "peer/m2"):
         topic = f"{ROOT}/{name}/{rest}"

@@ -1,49 +1,13 @@
-"""FedAvg on the server, and an example of both halves; ``edge_sdk.methods.fedavg`` is the device's.
+"""The averaging family on the server: FedAvg, FedSGD, FedProx, FedAvgM and FedAdam.
 
-A round opens with the model, as a task for all. Updates wait until a quorum has answered, or enough
-of it by the deadline; then the rule combines them and the server's optimiser takes a step. A round
-with too few updates at its deadline is abandoned: its updates are never carried over. FedSGD,
-FedProx, FedAvgM and FedAdam differ in ``Averaging`` alone.
+``edge_sdk.shared_math.fedavg`` is the arithmetic of FedAvg, with an example; these are the rounds
+around it. A round opens with the model, as a task for all. Updates wait until a quorum has answered,
+or enough of it by the deadline; then the rule combines them and the server's optimiser takes a step.
+A round with too few updates at its deadline is abandoned: its updates are never carried over.
 
-McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, 2017.
-
-Example:
-    Three devices learn ``y = 2 x`` in memory: no broker, no keys, no files.
-
-    >>> from aggregator.methods.base.round_machine import OPEN, Rounds
-    >>> from aggregator.rules import bind
-    >>> from edge_sdk.methods.fedavg import fedavg as device_half
-    >>> from edge_sdk.methods.local_sgd import LocalSgd
-    >>> from edge_sdk.methods.training_context import Batch, TrainingContext
-    >>> from edge_sdk.protocol.contract.parameter_layout import ParamSpec
-    >>> from edge_sdk.shared_math import optim
-    >>> def gradient(p, x, y):  # of the mean squared error, as a bundle's graph returns it
-    ...     error = p * x[:, 0, 0] - y[:, 0]
-    ...     return (error**2).mean(), np.array([(2 * error * x[:, 0, 0]).mean()], np.float32)
-    >>> class Readings:
-    ...     def __init__(self, x):
-    ...         self.all = Batch(x.reshape(-1, 1, 1), 2 * x.reshape(-1, 1))
-    ...     def __len__(self):
-    ...         return len(self.all)
-    ...     def draw(self, rng, size):
-    ...         return self.all
-    >>> def meter(name, *x):
-    ...     readings = Readings(np.array(x, np.float32))
-    ...     spec, graphs = ParamSpec.of([("w", (1,))]), {"gradient": gradient}
-    ...     draw = lambda purpose, number: np.random.default_rng(number)
-    ...     local = TrainingContext(name, spec, graphs, lambda: readings, 8, draw)
-    ...     half = device_half(local, LocalSgd(optim.sgd))
-    ...     return half, half.init(np.zeros(1, np.float32))
-    >>> meters = [meter("a", 1, 2), meter("b", 3), meter("c", 0.5, 1, 1.5)]
-    >>> server = fedavg(Setup(bind("mean"), FedAvg(rate=0.03), Rounds(quorum=3, limit=20)))
-    >>> state, effects = server.apply(server.init(np.zeros(1, np.float32)), OPEN)
-    >>> while state.is_open:
-    ...     task = next(effect for effect in effects if isinstance(effect, Task))
-    ...     for half, own in meters:
-    ...         _, (update,) = half.apply(own, task)
-    ...         state, effects = server.apply(state, update)
-    >>> state.version, server.model(state)["p"].round(3).tolist()
-    (20, [2.0])
+A difference is received minus trained (or a gradient), so every optimiser here *subtracts* it.
+Everything is float64. The model is kept in float64 as well and rounded to float32 only where it is
+published, so that a saved state continues exactly where it stopped.
 """
 
 from __future__ import annotations
@@ -57,14 +21,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.methods.base import round_machine
-from aggregator.methods.base.server_optim import adam, momentum, sgd
 from aggregator.methods.base.types import AddRow, Prox, Rate, Setup, Share, Steps, task, with_row
 from aggregator.methods.base.wrappers import Announce, exact, with_steps
 from aggregator.rules import Memory, Rows, Rule, TooFewRows
 from edge_sdk.app.schema import Between
 from edge_sdk.protocol.contract.method import ALL, Array, Effects, Half, ParentModel, Task, Update
 from edge_sdk.protocol.contract.parameter_layout import Vector
-from edge_sdk.shared_math.optim import optimiser_step
+from edge_sdk.shared_math.fedavg import server_sgd
+from edge_sdk.shared_math.optim import State, Transform, chain, optimiser_step, scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +41,9 @@ class FedAvg:
 
     def bound(self, rounds: round_machine.Rounds) -> round_machine.Averaging:
         """Return the family's settings for these numbers."""
-        return round_machine.Averaging(sgd(self.server_rate), rounds, task(self.steps, self.rate))
+        return round_machine.Averaging(
+            server_sgd(self.server_rate), rounds, task(self.steps, self.rate)
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -204,7 +170,7 @@ class FedSgd:
     rate: Rate = 0.01
 
     def bound(self, rounds: round_machine.Rounds) -> round_machine.Averaging:
-        return round_machine.Averaging(sgd(self.rate), rounds, {"rate": self.rate})
+        return round_machine.Averaging(server_sgd(self.rate), rounds, {"rate": self.rate})
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +184,63 @@ class FedProx:
 
     def bound(self, rounds: round_machine.Rounds) -> round_machine.Averaging:
         values = task(self.steps, self.rate, prox=self.prox)
-        return round_machine.Averaging(sgd(self.server_rate), rounds, values)
+        return round_machine.Averaging(server_sgd(self.server_rate), rounds, values)
+
+
+def trace(decay: float, gain: float = 1.0) -> Transform:
+    """Return ``m = decay * m + gain * g``: momentum, or with ``gain = 1 - decay`` its average."""
+
+    def update(g: Array, state: State, _p: Array) -> tuple[Array, State]:
+        m = decay * state["m"] + gain * g
+        return m, {"m": m}
+
+    return Transform(lambda p: {"m": np.zeros_like(p)}, update)
+
+
+def momentum(
+    rate: float = 1.0, beta: float = 0.99, form: Literal["average", "heavy_ball"] = "average"
+) -> Transform:
+    """Return steps with server momentum.
+
+    ``average`` keeps a moving average, ``m = beta m + (1 - beta) delta``: it starts slowly (63 % of
+    the way after 1 / (1 - beta) rounds). ``heavy_ball`` keeps the sum ``m = beta m + delta``: its
+    steps are up to 1 / (1 - beta) times as long.
+
+    >>> from edge_sdk.shared_math.optim import optimiser_step
+    >>> w, m = optimiser_step(momentum(beta=0.9), np.zeros(1), np.array([-2.75]), {"m": np.zeros(1)})
+    >>> round(float(w[0]), 3)
+    0.275
+    >>> ball = momentum(beta=0.9, form="heavy_ball")
+    >>> float(optimiser_step(ball, np.zeros(1), np.array([-2.75]), {"m": np.zeros(1)})[0][0])
+    2.75
+    """
+    return chain(trace(beta, 1.0 - beta if form == "average" else 1.0), scale(-rate))
+
+
+def adam(
+    rate: float = 0.01, beta1: float = 0.99, beta2: float = 0.999, eps: float = 1e-3
+) -> Transform:
+    """Return adaptive steps: no bias correction, ``v`` starts at ``eps²``, denominator √v + ε.
+
+    Differs from other libraries on purpose: some correct the bias, which multiplies the first
+    step by (1 - beta1)⁻¹ √(1 - beta2).
+
+    >>> from edge_sdk.shared_math.optim import optimiser_step
+    >>> opt = adam(rate=0.01, beta1=0.99, beta2=0.999, eps=1e-3)
+    >>> w, state = optimiser_step(opt, np.zeros(1), np.array([-2.75]), opt.init(np.zeros(1)))
+    >>> round(float(w[0]), 8), round(float(state["v"][0]), 9)
+    (0.00312612, 0.007563499)
+
+    Reference:
+        Reddi et al., Adaptive Federated Optimization, ICLR 2021.
+    """
+
+    def update(delta: Array, state: State, _w: Array) -> tuple[Array, State]:
+        m = beta1 * state["m"] + (1.0 - beta1) * delta
+        v = beta2 * state["v"] + (1.0 - beta2) * delta * delta
+        return -rate * m / (np.sqrt(v) + eps), {"m": m, "v": v}
+
+    return Transform(lambda w: {"m": np.zeros_like(w), "v": np.full_like(w, eps * eps)}, update)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aggregator.methods import METHODS, OPEN, Rounds, Setup
+from aggregator.methods.averaging import averaging
 from aggregator.methods.base.round_machine import Averaging
-from aggregator.methods.base.server_optim import sgd
-from aggregator.methods.fedavg import averaging
 from aggregator.rules import RuleVerdict, TooFewRows, bind
 from edge_sdk.protocol.contract.method import (
     ALL,
@@ -21,11 +20,13 @@ from edge_sdk.protocol.contract.method import (
     Update,
     answered,
 )
+from edge_sdk.shared_math.fedavg import server_sgd
 
 
 def half_of(rounds, rule=None, optimiser=None, values=None):
     return averaging(
-        rule or bind("mean"), Averaging(optimiser or sgd(1.0), rounds, values or {"steps": 1.0})
+        rule or bind("mean"),
+        Averaging(optimiser or server_sgd(1.0), rounds, values or {"steps": 1.0}),
     )
 
 
