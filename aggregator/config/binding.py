@@ -90,7 +90,7 @@ def bind(config: AggregatorConfig, rows: Path | None = None) -> BoundRun:
     run = config.run
     if run.method not in METHODS:
         raise wrong(config, "run.method", f"unknown {run.method!r}; known: {known_names(METHODS)}")
-    bundle = _open(config)
+    bundle = bundle_of(config)
     _, ask = answered(CONTRACTS[run.method])
     settings = settings_of(config)
     check_graphs(config, bundle, getattr(settings, "graphs", ask.graphs))
@@ -167,7 +167,8 @@ def root_of(config: AggregatorConfig) -> RootKeys:
         ) from error
 
 
-def _open(config: AggregatorConfig) -> ModelBundle:
+def bundle_of(config: AggregatorConfig) -> ModelBundle:
+    """Return the bundle of a run; raise BundleFileError with the key if it cannot be used."""
     trusted = archive_keys(config)
     try:
         if "@" in config.run.bundle:

@@ -18,7 +18,7 @@ from aggregator.rounds.task_dispatch import OpenTasks, Peers
 from aggregator.store.errors import DatabaseFullError
 from aggregator.store.types import JournalEntry, Version
 from edge_sdk.app.cli import fields
-from edge_sdk.protocol.contract.method import Event, Member, ParentModel, Signal, Unlearned
+from edge_sdk.protocol.contract.method import Event, Member, ParentModel, Played, Signal, Unlearned
 from edge_sdk.protocol.messages import ProtocolMessage
 
 logger = logging.getLogger(__name__)
@@ -212,9 +212,9 @@ class RunDriver:
         self._catch_up()
         return True
 
-    def adopt(self, model: ParentModel) -> None:
-        """Journal a model of the parent's aggregator, and adopt it between two rounds."""
-        self._journal(self._engine.record, model)
+    def adopt(self, made: ParentModel | Played) -> None:
+        """Journal a model of the parent's aggregator, or what a sum of devices gave, and apply it."""
+        self._journal(self._engine.record, made)
 
     def remind(self, now: float) -> None:
         """Repeat unanswered tasks, and send a task to present devices that have none.

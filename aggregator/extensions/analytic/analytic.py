@@ -14,6 +14,7 @@ from functools import partial
 from aggregator.extensions.analytic.fleet import AnalyticFleet, Statistics
 from aggregator.extensions.analytic.profile_fleet import ProfileFleet, profile_fleet
 from aggregator.extensions.analytic.settings import Analytic, fault_of
+from aggregator.extensions.analytic.summed_fleet import SummedFleet
 from aggregator.methods.base import round_machine
 from aggregator.methods.base.quorum import latest_update_hooks
 from aggregator.methods.base.round_machine import RoundHooks, published
@@ -47,6 +48,8 @@ def analytic(setup: Setup) -> method.Half[Statistics]:
 def _apply(
     fleet: Fleet, hooks: RoundHooks[Statistics], state: Statistics, event: method.Event
 ) -> tuple[Statistics, method.Effects]:
+    if isinstance(event, method.Played) and isinstance(fleet, SummedFleet):
+        return fleet.played(hooks, state, event)
     if isinstance(event, method.Unlearned):
         return _unlearned(state, event.client, fleet, hooks.rounds.limit or 0)
     if (
@@ -68,7 +71,8 @@ def fleet_of(setup: Setup) -> Fleet:
         return profile_fleet(setup)
     shape = next(one.shape for one in setup.spec.layers if one.name == "coefficients")
     rule = setup.rule if setup.settings.combine == "votes" else None
-    return AnalyticFleet(setup.analytic, shape[0], rule, setup.settings.deviation)
+    kind = SummedFleet if setup.settings.contract else AnalyticFleet
+    return kind(setup.analytic, shape[0], rule, setup.settings.deviation)
 
 
 def _unlearned(

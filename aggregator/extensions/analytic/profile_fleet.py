@@ -127,7 +127,7 @@ def profile_fleet(setup: Setup) -> ProfileFleet:
     """Return the inputs of a fleet's profile.
 
     Raises:
-        SchemaError: Votes, or noise: both are for one solution per device.
+        SchemaError: Votes, or noise, or sums: they are for bundles with one solution per device.
     """
     settings, section, spec = setup.settings, setup.analytic, setup.spec
     assert isinstance(section, ProfileSection)
@@ -136,5 +136,7 @@ def profile_fleet(setup: Setup) -> ProfileFleet:
         raise SchemaError("run.settings.combine", "'sum' for a bundle of profiles")
     if settings.noise:
         raise SchemaError("run.settings.noise", "0 for a bundle of profiles")
+    if settings.contract:
+        raise SchemaError("run.settings.contract", "none for a bundle of profiles")
     last = setup.rounds.limit or settings.passes or PASSES
     return ProfileFleet(section=section, outputs=len(section.stages), spec=spec, last=last)

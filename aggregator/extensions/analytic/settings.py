@@ -42,6 +42,9 @@ class Analytic:
     noise: Annotated[float, Between(0.0, 1e9)] = 0.0
     # C, the devices' ``privacy.mechanism.clip_norm``; needed with ``noise``
     clip_norm: Annotated[float, Between(1e-6, 1e6)] | None = None
+    # name of the contract in ``[sums]`` by which devices give their statistics to a sum that a
+    # witness opens, a sum a pass; unset: each sends its own
+    contract: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse noise without ``clip_norm``, which is its unit, and votes with noise."""
@@ -50,6 +53,11 @@ class Analytic:
         if self.noise and self.combine == "votes":
             raise ValueError(
                 "combine: expected 'sum' with noise; one device's own solution is mostly noise"
+            )
+        if self.contract and (self.combine == "votes" or self.noise):
+            raise ValueError(
+                "contract: a sum shows no device's own solution, and its noise is that of the contract; "
+                "expected combine = 'sum', and neither noise nor clip_norm"
             )
 
     @property

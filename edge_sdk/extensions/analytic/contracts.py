@@ -11,7 +11,10 @@ ANALYTIC = MethodPlugin(
         "train": Ask(
             (STATISTIC,),
             ("w",),
-            (Number("weighted", 0.0, 1.0),),  # weigh windows by the residuals under w
+            (
+                Number("weighted", 0.0, 1.0),  # weigh windows by the residuals under w
+                Number("period", 0.0, 2.0**53),  # keep the statistic for this period's sum; 0: send
+            ),
             Up.STATISTIC,
             (LOSS,),
             personal=True,

@@ -37,13 +37,18 @@ class AnalyticState:
     # outputs of ``own`` that are drawn towards zero, not towards the fleet
     alone: Array = field(default_factory=_nothing)
     upto: int = -1  # number of the newest window in ``own``; -1 if there is none
+    # the last task's statistic, if it leaves in a sum alone, and the begin of that sum's period,
+    # Unix milliseconds; empty, and 0, if it was sent
+    summed: Array = field(default_factory=_nothing)
+    period: int = 0
 
     def arrays(self) -> dict[str, Array]:
         """Return the state as named arrays, to be saved; ``from_arrays`` is the inverse."""
         vectors = {"p": self.p, "own": self.own, "towards": self.towards}
         chosen = {"strengths": self.strengths, "alone": self.alone.astype(np.float32)}
         numbers = {"base": np.array(self.base), "upto": np.array(self.upto)}
-        return {**vectors, **chosen, **numbers}
+        kept = {"summed": self.summed, "period": np.array(self.period)} if self.period else {}
+        return {**vectors, **chosen, **numbers, **kept}
 
     def model(self) -> dict[str, Array]:
         """Return the vector to forecast with, and the statistic to which new windows are added."""
@@ -61,9 +66,14 @@ class AnalyticState:
         Raises:
             KeyError: A vector is missing.
         """
-        chosen = {n: arrays.get(n, _nothing()) for n in ("towards", "strengths", "alone")}
-        base, upto = (int(arrays.get(name, -1)) for name in ("base", "upto"))
-        return cls(arrays["p"], arrays.get("own", arrays["p"]), base=base, upto=upto, **chosen)
+        names = ("towards", "strengths", "alone", "summed")
+        chosen = {n: arrays.get(n, _nothing()) for n in names}
+        base, upto, period = (
+            int(arrays.get(name, other))
+            for name, other in (("base", -1), ("upto", -1), ("period", 0))
+        )
+        own = arrays.get("own", arrays["p"])
+        return cls(arrays["p"], own, base=base, upto=upto, period=period, **chosen)
 
 
 def analytic(local: TrainingContext, _settings: LocalSgd) -> Half[AnalyticState]:
@@ -75,7 +85,8 @@ def analytic(local: TrainingContext, _settings: LocalSgd) -> Half[AnalyticState]
     contains the device's own windows. So after it the device is drawn towards its last task's, if
     that was of the version before: not if a device was unlearned since. While the received
     coefficients are zero there is nothing to be drawn to, and the device forecasts with them. A
-    device without windows adopts the vector and answers nothing.
+    device without windows adopts the vector and answers nothing. A task with a ``period`` is not
+    answered either: its statistic is kept for the sum of that period.
 
     A bundle of profiles has a half of its own.
     """
@@ -103,6 +114,8 @@ def analytic(local: TrainingContext, _settings: LocalSgd) -> Half[AnalyticState]
             return after, ()
         weighted = np.asarray(event.values.get("weighted", 0.0) > 0.0)
         vector, loss = local.run("statistic", p=p, design=design, y=y, weighted=weighted)
+        if period := int(event.values.get("period", 0.0)):  # it leaves in that period's sum alone
+            return replace(after, summed=vector, period=period), ()
         report = {"loss": float(loss), "n": float(len(y))}
         return after, (answer(local, event, vector, report),)
 

@@ -108,8 +108,8 @@ def profile(local: TrainingContext, _settings: LocalSgd) -> Half[AnalyticState]:
             return after, ()
         after = replace(state, p=p, towards=p, base=event.base)
         windows = IssuedWindows.of(local.run, local)
-        if not len(windows):
-            return after, ()
+        if not len(windows) or event.values.get("period"):
+            return after, ()  # without windows, or asked for a sum, which profiles have none of
         is_weighted = event.values.get("weighted", 0.0) > 0.0
         vector, loss = summed(local.run, windows, p, is_weighted=is_weighted)
         report = {"loss": loss, "n": float(len(windows))}

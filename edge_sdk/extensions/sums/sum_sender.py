@@ -33,6 +33,7 @@ from edge_sdk.forecasting.series import Series
 from edge_sdk.privacy.ledger import BudgetSpent, PrivacyCharge
 from edge_sdk.protocol import messages
 from edge_sdk.protocol.codec import decode, encode
+from edge_sdk.protocol.contract.method import Task
 from edge_sdk.protocol.envelope import AGGREGATOR, digest, prove, ref
 from edge_sdk.protocol.messages import CHUNK_LIMIT, ChunkMessage, GrantMessage, HaveMessage
 from edge_sdk.protocol.outbox_state import OutboxEntry, PendingTransfer
@@ -47,6 +48,8 @@ OFFER_AGAIN: Final = 60.0
 """Seconds without a request for chunks after which a long message is offered again: an update may go first."""
 MINUTE: Final = 60_000
 """Milliseconds after which numbers that are of no part of a period are asked for again."""
+STATISTIC: Final = "statistic"
+"""Source of contracts under which no statistic leaves the device but in a sum."""
 SERIAL: Final = "sum serial"
 """Fact with the serial of the followed announcement."""
 NumbersOf = Callable[[DeviceParts, str, int], Floats | None]
@@ -105,6 +108,15 @@ class SumSender(DeviceExtension):
         for one in self._contracts:
             self._make(one, now)
             self._send(one, now)
+
+    def on_task(self, task: Task) -> bool:
+        """Leave a task unanswered that asks for a statistic which this device gives to sums alone."""
+        asked = self.device.active.contract.get(task.ask)
+        is_own = asked is not None and asked.has_statistic and not task.values.get("period")
+        if not is_own or all(one.terms.source != STATISTIC for one in self._contracts):
+            return False
+        logger.warning("statistic not sent alone %s", fields(round=task.round, base=task.base))
+        return True
 
     def status(self) -> dict[str, Any]:
         """Return the contracts, each with its last message."""
@@ -189,6 +201,9 @@ class SumSender(DeviceExtension):
 
     def _save(self, one: FollowedContract, period: int, values: Floats) -> None:
         config, source = self.device.config, one.terms.source
+        beyond = int(((values < one.terms.lowest) | (values > one.terms.highest)).sum())
+        if beyond and not one.terms.is_timed:
+            logger.warning("sum clipped %s", fields(contract=one.terms.name, numbers=beyond))
         context = SumContext(config.fleet, config.id, one.digest, period)
         try:
             message = masked_message(values, one, context, self.device.identity)
