@@ -23,6 +23,7 @@ from edge_sdk.forecasting.forecast import Forecast
 from edge_sdk.forecasting.series import Series, SeriesColumn
 from edge_sdk.privacy.ledger import PrivacyAccount, PrivacyLimit
 from edge_sdk.protocol.codec import decode, encode
+from edge_sdk.protocol.contract.method import END, Ask, Task
 from edge_sdk.protocol.envelope import digest, ref
 from edge_sdk.protocol.keys import from_seed
 from edge_sdk.protocol.messages import GrantMessage, HaveMessage, OfferMessage
@@ -322,3 +323,22 @@ def test_a_noisy_sum_beyond_the_budget_is_not_made(device):
     device.sender.on_message(message(5, contract(Noise=400.0)))
     assert device.tick() == device.tick() == 0
     assert list(device.store.ledger()) == []
+
+
+def test_a_statistic_that_sums_have_is_not_sent_alone(device, caplog):
+    asks = {"train": Ask(has_statistic=True), "other": Ask()}
+    device.sender.device.active.contract = asks
+    alone, summed = Task("a", 1, "train"), Task("a", 1, "train", values={"period": 1.0})
+    assert not device.sender.on_task(alone)
+    device.sender.on_message(message(1, contract(source="statistic", length=LONG)))
+    assert device.sender.on_task(alone)
+    assert "statistic not sent alone" in caplog.text
+    assert not device.sender.on_task(summed)
+    assert not device.sender.on_task(Task("a", 1, "other"))
+    assert not device.sender.on_task(Task("a", 1, END))
+
+
+def test_numbers_beyond_the_clip_of_a_named_source_are_counted(device, caplog):
+    device.sender.on_message(message(1, contract(source="blocks", stream="long", length=LONG)))
+    device.tick()
+    assert f"numbers={LONG - 51}" in caplog.text  # 0 to 50 are within
