@@ -178,12 +178,15 @@ def test_noise_is_charged_once_a_pass(world, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_device_with_a_contract_of_statistics_never_answers_with_its_own(world, tmp_path, capsys):
-    """The operator turns the run's setting off; devices that follow the contract send nothing."""
-    fleet = Fleet(world, tmp_path, capsys)
-    fleet.announced()
+def test_a_device_with_a_contract_of_statistics_never_answers_with_its_own(
+    world, tmp_path, capsys, caplog
+):
+    """The run asks for single statistics; devices that follow the contract send nothing."""
+    caplog.set_level("INFO")
+    fleet = Fleet(world, tmp_path, capsys, settings=("", "")).announced()
     fleet.world.start(0)
     fleet.turns(60)
+    assert "statistic not sent alone" in caplog.text
     assert fleet.world.daemon.state.held == {}
     assert fleet.world.clients[0].status()["spent"] == 0
 
