@@ -39,12 +39,19 @@ read -r _
 
 
 class Trial:
-    """The page's commands in a folder, and the programs that they have started."""
+    """The page's commands in a folder, and the programs that they have started.
 
-    def __init__(self, folder: Path):
+    Args:
+        last: In place of the page's last commands, which wait for the forecast.
+        contracts: In place of the example's program that appends the contracts.
+        modules: Folder whose ``sitecustomize`` every program loads.
+    """
+
+    def __init__(self, folder: Path, last: str = "", contracts: str = "", modules: str = ""):
         self.folder, port = folder, str(free_port())
         page = EXAMPLE.joinpath("README.md").read_text("utf-8")
-        script = "\n".join(re.findall(r"```sh\n(.*?)```", page, re.DOTALL)) + ENDED
+        parts = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
+        script = "\n".join([*parts[:-1], last or parts[-1]]) + ENDED
         assert "--minutes 3" in script
         script = script.replace("--minutes 3", f"--minutes {MINUTES}").replace("8883", port)
         script = script.replace("broker config", f"broker config --port {port}")
@@ -53,6 +60,8 @@ class Trial:
         for path in EXAMPLE.iterdir():
             text = path.read_text("utf-8").replace("8883", port)
             (example / path.name).write_text(text)
+        if contracts:
+            (example / "contracts.py").write_text(contracts)
         programs = folder / "programs"
         programs.mkdir()
         for name in ("edge_sdk", "aggregator", "aggregator.extensions.model_log"):
@@ -64,7 +73,7 @@ class Trial:
         found = [str(programs), os.environ["PATH"], str(Path(mosquitto_program()).parent)]
         environ = os.environ | {
             "PATH": os.pathsep.join(found),
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": os.pathsep.join(filter(None, (modules, str(ROOT)))),
             "EXAMPLE": str(example),
             "GRIDFED_AGGREGATOR_HTTP__LISTEN": "off",
         }
