@@ -4,8 +4,8 @@
     python tools/reproduce.py accuracy --data DATA --anchors ANCHORS --history 7 14 28 --docs docs
 
 One process for each task and seed, one after the other; an interrupted call continues where it
-stopped, and --kept only reports what is finished. Tomorrow's table stands below, of what ``days`` has
-left in --out.
+stopped, and --kept only reports what is finished. Tomorrow's tables stand below, of what ``days``
+and ``first_days`` have left in --out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
-from tools.experiments.marks import charging, days, new_sites, points, tables
+from tools.experiments.marks import charging, days, new_sites, points, tables, tomorrow
 from tools.experiments.marks.tasks import MARKS, read, use
 
 EXPERIMENT = "accuracy"
@@ -100,12 +100,13 @@ def main(options: argparse.Namespace) -> int:
             _apart(job, options)
             bar.advance(row)
     results = kept(todo, options.out)
-    tomorrow = days.table(options.out, options.anchors, list(days.SETS), days.ARMS)
-    if not results and not tomorrow:
+    beside = days.table(options.out, options.anchors, list(days.SETS), days.ARMS)
+    ahead = "\n".join(filter(None, (beside, tomorrow.report(options.out))))
+    if not results and not ahead:
         print(f"reproduce: nothing is finished in {options.out}")
         return 2
     page = tables.report(results, options.anchors) if results else ""
-    page += f"\n## Tomorrow\n\n{tomorrow}" if tomorrow else ""
+    page += f"\n## Tomorrow\n\n{ahead}" if ahead else ""
     (options.out / "ACCURACY.md").write_text(page, "utf-8")
     if options.docs and results:
         tables.write(results, options.anchors, options.docs)
