@@ -21,7 +21,7 @@ from edge_sdk.extensions.analytic.trees import TreeForm
 from tests.edge_sdk.extensions.analytic.test_boosted_model import repeated
 from tests.edge_sdk.extensions.choice.test_own_model import frame_of
 from tools.experiments.marked_block import replace_block
-from tools.experiments.marks import charging, command, points, tables, tasks
+from tools.experiments.marks import charging, command, points, tables, tasks, tomorrow
 
 DATASETS = """
 import numpy as np
@@ -138,6 +138,18 @@ def test_the_command_makes_one_table_and_keeps_every_result(anchors, quick, tmp_
         path.write_text(path.read_text().replace('"devices": 3', '"devices": 99'))
     assert command.main(options(anchors, out, "--kept", "--history", "7")) == 0
     assert "| 99 |" in capsys.readouterr().out  # read, not computed again
+
+
+def test_tomorrows_errors_stand_beside_the_marks(tmp_path):
+    assert not tomorrow.report(tmp_path)
+    year = tmp_path / "days-building_bdg2_fl_az_ca-own.json"
+    year.write_text(json.dumps({"error": 0.69, "pinball": 0.45}))
+    errors = {"3": {"profile": [1.0, 2.0, 0.0], "bundle": [0.8, 1.8, 1.0]}}
+    first = tmp_path / "first-days-building_bdg2_fl_az_ca.json"
+    first.write_text(json.dumps({"errors": errors}))
+    page = tomorrow.report(tmp_path)
+    assert "| BDG2 | own | 0.690 | 0.701 | 0.684 | 0.657 | must | 0.450 | 0.456 |" in page
+    assert "| BDG2 | 3 | bundle | 0.850 | 0.900 | 0.878 | mark |" in page
 
 
 def test_nothing_finished_is_said(anchors, quick, tmp_path, capsys):
