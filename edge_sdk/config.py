@@ -12,6 +12,7 @@ from edge_sdk.app.extensions import ExtensionIndex, is_set
 from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.app.schema import Between, Length, Matches, SchemaError
 from edge_sdk.app.settings import Duration, Loaded, SettingsError, load, seconds
+from edge_sdk.forecasting.calendar_features import time_zone
 from edge_sdk.limits import LimitsSection
 from edge_sdk.link.fleet_settings import (
     BrokerSection,
@@ -94,6 +95,7 @@ class ForecastSection:
     coverage: Annotated[float, Between(0.5, 0.98)] | None = None  # unset: that of the bundle
     calibration_windows: Windows = 672  # newest windows that initialise a calibration
     step_size: StepSize = 0.01  # adjustment per miss, in interval widths
+    time_zone: str = "UTC"  # of the model's days and hours: an IANA name, Europe/Berlin
     online: bool = True  # closed form: add every new window to the model between two rounds
     forgetting: Forgetting = 1.0  # closed form: factor on a window's weight for each later step
 
@@ -102,6 +104,7 @@ class ForecastSection:
             raise ValueError(
                 "coverage: expected none with calibrate = false; it is enforced by calibration"
             )
+        time_zone(self.time_zone)
         if seconds(self.choice_interval) < 3600.0:
             raise ValueError(
                 f"choice_interval: {self.choice_interval} is below 1h; candidates are compared over days"

@@ -16,6 +16,24 @@ Ints = NDArray[np.int64]
 DAY = 86_400
 
 
+def time_zone(name: str) -> tzinfo:
+    """Return the time zone of an IANA name.
+
+    Raises:
+        ValueError: The system has no such zone.
+    """
+    if name == "UTC":
+        return UTC
+    from zoneinfo import ZoneInfo, ZoneInfoNotFoundError  # noqa: PLC0415 - 0.5 MB; UTC is common
+
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        raise ValueError(
+            f"time_zone: {name!r} is no zone of this system, such as Europe/Berlin"
+        ) from None
+
+
 def local_seconds(times: Ints, zone: tzinfo = UTC) -> Ints:
     """Return wall-clock seconds since 1970 in ``zone``; the grid itself stays in UTC.
 

@@ -13,7 +13,7 @@ import numpy as np
 from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.bundle import extension_of
 from edge_sdk.config import Config
-from edge_sdk.forecasting.calendar_features import Floats, Ints
+from edge_sdk.forecasting.calendar_features import Floats, Ints, time_zone
 from edge_sdk.forecasting.forecast import (
     POINT,
     Forecast,
@@ -437,9 +437,14 @@ class ModelRuntime:
 
     def _framed(self, series: Series) -> ChannelFrame:
         frame = self.shell.frames(
-            series, self.manifest, site=self.config.site, scale=self.scale, span=self._trained
+            series,
+            self.manifest,
+            zone=time_zone(self.config.forecast.time_zone),
+            site=self.config.site,
+            scale=self.scale,
+            span=self._trained,
         )
-        return frame.without_open_row()
+        return self.form.framed(frame).without_open_row()
 
     def _learnable_frame(self) -> ChannelFrame:
         if self._learnable is None:

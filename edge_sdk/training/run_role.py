@@ -73,6 +73,10 @@ class BundleForm:
 
     why_not_tuned = ""  # reason for which no copy of the model is tuned here
 
+    def framed(self, frame: ChannelFrame) -> ChannelFrame:
+        """Return the channels of the readings with those that the configuration adds."""
+        return frame
+
     def forget(self) -> None:
         """Discard values computed from the readings: one of them has changed."""
 

@@ -7,16 +7,14 @@ needs no further channel, and a window without holidays is what it was.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, date, tzinfo
-from typing import Any
 
 import numpy as np
 
 from edge_sdk.config import Config
 from edge_sdk.errors import ConfigError
-from edge_sdk.extensions.analytic.profile_section import ProfileSection
 from edge_sdk.forecasting.calendar_features import DAY, Ints, local_seconds
 from edge_sdk.forecasting.windows import ChannelFrame
 from edge_sdk.protocol.contract.manifest import Manifest
@@ -61,14 +59,3 @@ def with_holidays(
             raised = (7 if one.what == "day_of_week" else DAY // step) / (one.high - one.low)
             channels[np.isin(local // DAY, days), i] += np.float32(raised)
     return replace(frame, channels=channels)
-
-
-def holiday_frames(frames: Callable[..., ChannelFrame], days: Ints) -> Callable[..., ChannelFrame]:
-    """Return a builder of frames, such as ``ChannelFrame.of``, that marks holidays for profiles."""
-
-    def made(series: Any, manifest: Manifest, **given: Any) -> ChannelFrame:  # noqa: ANN401
-        found = frames(series, manifest, **given)
-        is_profile = isinstance(manifest.analytic, ProfileSection)
-        return with_holidays(found, manifest, days) if is_profile else found
-
-    return made

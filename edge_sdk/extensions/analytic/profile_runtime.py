@@ -11,9 +11,9 @@ import numpy as np
 from edge_sdk.extensions.analytic.bundle_form import reserve
 from edge_sdk.extensions.analytic.online_vector import NumberedRecord
 from edge_sdk.extensions.analytic.profile_half import IssuedWindows, with_own_part
-from edge_sdk.extensions.analytic.profile_holidays import days_of, holiday_frames
+from edge_sdk.extensions.analytic.profile_holidays import days_of, with_holidays
 from edge_sdk.extensions.analytic.residual_paths import fitted_paths
-from edge_sdk.forecasting.calendar_features import DAY, Ints
+from edge_sdk.forecasting.calendar_features import DAY, Ints, time_zone
 from edge_sdk.forecasting.forecast import Forecast, least
 from edge_sdk.forecasting.windows import ChannelFrame, Drawable
 from edge_sdk.methods.training_context import TrainingContext
@@ -39,12 +39,16 @@ class ProfileForm(BundleForm):
         reserve(name)
         self.why_not_tuned = f"bundle {name} is solved for this device in closed form"
         self._learner = learner
-        if dates := learner.config.tables["forecast.holidays"]:
-            frames = holiday_frames(learner.shell.frames, days_of(dates))
-            learner.shell = replace(learner.shell, frames=frames)
+        self._zone = time_zone(learner.config.forecast.time_zone)
+        self._holidays = days_of(learner.config.tables["forecast.holidays"])
         self._before: Vector | None = None  # the vector that ``_after`` goes on from
         self._after, self._upto = np.zeros(0, np.float32), -1
         self._alone = -1  # newest window of the solution of a device alone
+
+    def framed(self, frame: ChannelFrame) -> ChannelFrame:
+        if not len(self._holidays):
+            return frame
+        return with_holidays(frame, self._learner.manifest, self._holidays, self._zone)
 
     def forget(self) -> None:
         self._before, self._alone = None, -1

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import fields
-from datetime import UTC, date, datetime, tzinfo
+from datetime import date, datetime, tzinfo
 from pathlib import Path
 from typing import Any, ClassVar
 
 from edge_sdk.errors import ConfigError
 from edge_sdk.extensions.sources.csv_dialect import EPOCH, ISO
 from edge_sdk.extensions.sources.csvfile import EDGES, KINDS, CsvFile
+from edge_sdk.forecasting.calendar_features import time_zone
 
 
 class CsvSection:
@@ -81,14 +82,10 @@ CSV = CsvSection()
 
 
 def _zone(name: object) -> tzinfo:
-    if name == "UTC":
-        return UTC
-    from zoneinfo import ZoneInfo, ZoneInfoNotFoundError  # noqa: PLC0415 - 0.5 MB; UTC is common
-
     try:
-        return ZoneInfo(str(name))
-    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
-        raise ConfigError(f"source csv: unknown time zone {name!r}") from error
+        return time_zone(str(name))
+    except ValueError as error:
+        raise ConfigError(f"source csv: {error}") from error
 
 
 def _bound(value: object, zone: tzinfo) -> float:

@@ -7,6 +7,7 @@ from datetime import date, timedelta
 import numpy as np
 import pytest
 
+from edge_sdk.app.settings import SettingsError
 from edge_sdk.errors import ConfigError
 from edge_sdk.extensions.analytic.profile_holidays import days_of, with_holidays
 from edge_sdk.extensions.analytic.profile_model import ProfileModel
@@ -80,3 +81,23 @@ def test_marking_twice_is_marking_once():
     twice = with_holidays(once, manifest, listed, ZONE)
     told = [model.forecast(p, x.inputs(newest))[0] for x in (once, twice)]
     assert np.array_equal(*told)
+
+
+def test_days_and_hours_are_those_of_the_devices_time_zone(tmp_path):
+    slots = []
+    for zone in ("UTC", "America/Los_Angeles"):
+        folder = tmp_path / zone.replace("/", "-")
+        folder.mkdir()
+        one = runtime_of(folder, LOAD, 48, forecast={"time_zone": zone, "holidays": [day(1)]})
+        at = [x.name for x in one.manifest.features].index("slot-of-day")
+        slots.append(one.frame().channels[:, at] * 24)
+    utc, local = (np.round(x).astype(int) for x in slots)
+    assert utc[:5].tolist() == [0, 1, 2, 3, 4]
+    assert local[:5].tolist() == [16, 17, 18, 19, 20]  # eight hours behind in winter
+    assert (utc >= 24).nonzero()[0].tolist() == list(range(24, 48))
+    assert (local >= 24).nonzero()[0].tolist() == list(range(32, 48))
+
+
+def test_an_unknown_time_zone_is_refused(tmp_path):
+    with pytest.raises(SettingsError, match=r"forecast.*time_zone: 'Mars/Olympus' is no zone"):
+        runtime_of(tmp_path, LOAD, 24, forecast={"time_zone": "Mars/Olympus"})
