@@ -10,6 +10,7 @@
     python tools/reproduce.py accuracy --data DATA --anchors ANCHORS        # beside the marks
     python tools/reproduce.py days --data DATA --anchors ANCHORS            # tomorrow, by the day bundles
     python tools/reproduce.py loads --data DATA           # PL-FL's Table I and Figure 2
+    python tools/reproduce.py personalisation --data DATA # own models and personal layers, three sets
     python tools/reproduce.py e15 --data DATA             # the papers together
     python tools/reproduce.py figures --data DATA --out runs  # the papers' figures of curves
     python tools/reproduce.py list                       # every table and figure of the papers
@@ -69,6 +70,7 @@ from tools.experiments import (
     graphs,
     heterogeneity,
     pages,
+    personalisation,
     plfl,
     related_methods_pages,
     robust,
@@ -88,6 +90,7 @@ EXPERIMENTS = (
     accuracy.EXPERIMENT,
     days.EXPERIMENT,
     heterogeneity.EXPERIMENT,
+    personalisation.EXPERIMENT,
     combined.EXPERIMENT,
     figures.EXPERIMENT,
 )
@@ -351,6 +354,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = days.main(options)
     if not code and heterogeneity.EXPERIMENT in options.experiments:
         code = heterogeneity.main(options)
+    if not code and personalisation.EXPERIMENT in options.experiments:
+        code = personalisation.main(options)
     if not code and combined.EXPERIMENT in options.experiments:
         code = combined.main(options)
     if not code and figures.EXPERIMENT in options.experiments:
