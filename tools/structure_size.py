@@ -29,17 +29,17 @@ ARGUMENTS = 6
 
 BOUNDS = {  # may only fall; the goals are those of the plan for the core
     "lines of code in the core of edge_sdk": 14_000,
-    "lines of code in the core of aggregator": 13_100,
+    "lines of code in the core of aggregator": 13_075,
     "lines of code in edge_sdk": 37_100,
     "lines of code in aggregator": 36_950,
     "lines in edge_sdk": 58_500,
     "lines in aggregator": 55_100,
     "files in the core of edge_sdk": 112,
-    "files in the core of aggregator": 111,
-    "modules loaded by a meter": 104,
-    "lines loaded by a meter": 20_600,  # goal: 14,000
+    "files in the core of aggregator": 110,
+    "modules loaded by a meter": 98,
+    "lines loaded by a meter": 19_550,  # goal: 14,000
     "modules loaded by the daemon": 148,
-    "lines loaded by the daemon": 26_000,
+    "lines loaded by the daemon": 25_900,
     "imports in 1,000 lines of code": 116,  # goal: 90
     "constructors of the core with more than 6 arguments": 0,
     "members that forward to the same member of an attribute": 15,  # goal: 0
