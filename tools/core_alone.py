@@ -1,8 +1,9 @@
 """Test the core without the extensions: in a copy of the checkout from which their folders are deleted.
 
 ``python -m tools.core_alone`` runs the quick tests of edge_sdk and aggregator there, their examples in
-docstrings, and a fleet of meters under a robust rule with local noise. Left out are test files that
-import an extension or a tool, and tests with the marker ``extension``.
+docstrings, and a fleet of meters under a robust rule with local noise, in memory and as processes on a
+real broker (``tools.core_fleet``). Left out are test files that import an extension or a tool, and tests
+with the marker ``extension``.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from tools import core_fleet
 
 ROOT = Path(__file__).parents[1]
 PROGRAMS = ("edge_sdk", "aggregator")
@@ -84,7 +87,11 @@ def main(arguments: list[str] | None = None) -> int:
         command = [sys.executable, "-m", "pytest", "-m", MARKERS, *paths, *more]
         command += [f"--ignore={name}" for name in left_out]
         environ = os.environ | {"PYTHONPATH": str(target)}
-        return subprocess.run(command, cwd=target, env=environ, check=False).returncode
+        code = subprocess.run(command, cwd=target, env=environ, check=False).returncode
+        if not code:
+            for version, releases, _, first, *_ in core_fleet.run(target):
+                print(f"a meter: version {version}, {releases} releases, next hour {first:.3f}")
+        return code
 
 
 if __name__ == "__main__":
