@@ -135,8 +135,8 @@ class Client:
     def _report_store(self) -> None:
         """Log records of the store that cannot be used; restart numbering under a new key."""
         for what, value in self._store.found.items():
-            about = fields(what=what, value=value, do="gridfed-edge check CONFIG")
-            logger.error("stored value rejected %s", about)
+            hint = "gridfed-edge check CONFIG"
+            logger.error("stored value rejected %s", fields(what=what, value=value, do=hint))
         if self._store.own(kid_of(self.identity.public), _owner(self.config)):
             logger.warning("signing key changed")
 

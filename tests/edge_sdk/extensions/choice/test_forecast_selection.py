@@ -602,5 +602,6 @@ def test_what_is_saved_for_another_bundle_is_not_used(fleet, monkeypatch):
     assert DeviceCandidates.recall(learner, client._store).tuned is not None
     other = replace(learner.bundle, manifest=replace(learner.manifest, version=2))
     monkeypatch.setattr(learner, "bundle", other)
+    monkeypatch.setattr(learner, "manifest", other.manifest)
     found = DeviceCandidates.recall(learner, client._store)
     assert (found.tuned, found.own, found.selection.judged) == (None, None, 0)
